@@ -1,0 +1,158 @@
+"""A static key/value cache of slots, one per running request, and the attention over it for a ragged block of new rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where the new rows of one forward go, and what they see. Rows of all requests are flattened: M = sum(counts).
+
+    Attributes:
+        slots: cache slot of each request, [B] host ints.
+        starts: cache row where each request's first new row is written, [B] host ints.
+        counts: new rows of each request, [B] host ints.
+        end: longest live length after the write; attention reads no further.
+        mask: additive [B, 1, 1, max(counts), end] in the model's dtype, or None when every row sees everything up to end.
+        slot_rows, cache_rows: [M] write addresses; pad_index [B, max(counts)] rows of the flattened input (padding repeats
+            row 0 of the request); unpad_index [M] positions in the padded [B * max(counts)] layout. None for one request.
+    """
+
+    slots: list[int]
+    starts: list[int]
+    counts: list[int]
+    end: int
+    mask: torch.Tensor | None
+    slot_rows: torch.Tensor | None = None
+    cache_rows: torch.Tensor | None = None
+    pad_index: torch.Tensor | None = None
+    unpad_index: torch.Tensor | None = None
+
+
+def make_block(
+    slots: list[int],
+    bases: list[int],
+    starts: list[int],
+    counts: list[int],
+    visible: torch.Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Block:
+    """Address new rows and build their mask.
+
+    Args:
+        slots, starts, counts: as in `Block`.
+        bases: cache rows before bases[b] are visible to every new row of request b.
+        visible: bool [B, >= max(counts), W]: which of the W cache rows from bases[b] on row i of request b sees;
+            None for one new row per request that sees all rows up to and including itself.
+        dtype, device: of the mask.
+    """
+    batch, width = len(slots), max(counts)
+    end = max(start + count for start, count in zip(starts, counts, strict=True))
+    if batch == 1:
+        if visible is None:
+            return Block(slots, starts, counts, end, None)
+        mask = torch.zeros(1, 1, 1, width, end, dtype=dtype, device=device)
+        mask[0, 0, 0, :, bases[0] :].masked_fill_(~visible[0, :width, : end - bases[0]], float("-inf"))
+        return Block(slots, starts, counts, end, mask)
+    columns = torch.arange(end, device=device)
+    base = torch.tensor(bases, device=device)[:, None, None]
+    if visible is None:
+        seen = (columns <= torch.tensor(starts, device=device)[:, None, None]).expand(batch, width, end)
+    else:
+        offset = columns - base  # [B, 1, end]
+        inside = (offset >= 0) & (offset < visible.shape[2])
+        block = visible.gather(2, offset.clamp(0, visible.shape[2] - 1).expand(batch, width, end))
+        seen = (offset < 0) | (inside & block)
+    count = torch.tensor(counts, device=device)[:, None]
+    row = torch.arange(width, device=device)[None]
+    real = row < count
+    # A padded row must see something, or its softmax is NaN and poisons nothing but time spent looking for it.
+    seen = torch.where(real[:, :, None], seen, columns == 0)
+    mask = torch.zeros(batch, 1, 1, width, end, dtype=dtype, device=device).masked_fill_(~seen[:, None, None], float("-inf"))
+    first = count.cumsum(0) - count
+    pad_index = torch.where(real, first + row, first)
+    return Block(
+        slots,
+        starts,
+        counts,
+        end,
+        mask,
+        slot_rows=torch.tensor(slots, device=device)[:, None].expand(batch, width)[real],
+        cache_rows=(torch.tensor(starts, device=device)[:, None] + row)[real],
+        pad_index=pad_index,
+        unpad_index=real.flatten().nonzero()[:, 0],
+    )
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that cost no memory until written: numpy asks the system for untouched pages where torch.zeros writes them all.
+
+    They must be zeros: a masked row of not-a-numbers would still poison attention.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+
+
+class KVCache:
+    """Keys and values of every layer: data [layers, slots, 2 * kv_heads, length, head_dim], keys first."""
+
+    def __init__(
+        self, num_layers: int, num_slots: int, num_kv_heads: int, length: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.data = _lazy_zeros((num_layers, num_slots, 2 * num_kv_heads, length, head_dim), dtype, device)
+        self.num_kv_heads, self.length = num_kv_heads, length
+        self.layers = list(self.data)  # indexing a tensor costs microseconds, once per layer and step
+
+    def attend(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor, block: Block) -> torch.Tensor:
+        """Write the new rows, then attend.
+
+        Args:
+            layer: which layer's cache.
+            queries: [M, heads, head_dim], rotated.
+            keys_values: [M, 2 * kv_heads, head_dim], keys rotated.
+            block: addresses and mask.
+
+        Returns:
+            [M, heads * head_dim].
+        """
+        cache, kv_heads = self.layers[layer], self.num_kv_heads
+        rows, heads, dim = queries.shape
+        batch, group = len(block.slots), heads // kv_heads
+        if block.pad_index is None:
+            slot, width = block.slots[0], rows
+            cache[slot].narrow(1, block.starts[0], rows).copy_(keys_values.transpose(0, 1))
+            live = cache[slot : slot + 1, :, : block.end]
+            padded = queries[None]
+        else:
+            cache[block.slot_rows, :, block.cache_rows] = keys_values
+            first, last = block.slots[0], block.slots[-1]
+            if block.slots == list(range(first, last + 1)):  # neighbours in order: a view instead of a copy
+                live = cache[first : last + 1, :, : block.end]
+            else:
+                live = cache[block.slots, :, : block.end]
+            width = block.pad_index.shape[1]
+            padded = queries[block.pad_index]
+        # The heads that share a key head are folded into the rows, so keys are read once and never repeated.
+        q = padded.view(batch, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, dim)
+        mask = block.mask
+        if mask is not None:
+            mask = mask.expand(batch, 1, group, width, block.end).reshape(batch, 1, group * width, block.end)
+        out = F.scaled_dot_product_attention(q, live[:, :kv_heads], live[:, kv_heads:], attn_mask=mask)
+        out = out.view(batch, kv_heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(batch * width, heads * dim)
+        return out if block.unpad_index is None else out[block.unpad_index]
+
+    def compact(self, slot: int, start: int, offsets: list[int]) -> None:
+        """Move rows start + offsets[i] to start + i, for increasing offsets; rows already in place are not touched."""
+        kept = next((i for i, offset in enumerate(offsets) if offset != i), len(offsets))
+        if kept == len(offsets):
+            return
+        moved = self.data[:, slot, :, [start + offset for offset in offsets[kept:]]]
+        self.data[:, slot, :, start + kept : start + len(offsets)] = moved

@@ -1,0 +1,52 @@
+"""Rotary position embedding with Llama 3.1's frequency scaling (the half-rotation layout of Hugging Face checkpoints)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .architecture import ModelConfig
+
+
+def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+    """[head_dim / 2] fp32 rotary frequencies after scaling."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    freq = 1.0 / (config.rope_theta**exponent)
+    if config.rope_factors is not None:
+        return freq / torch.tensor(config.rope_factors, dtype=torch.float32)
+    if (scaling := config.rope_scaling) is None:
+        return freq
+    # Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1's reference code).
+    wavelength = 2 * math.pi / freq
+    smooth = scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor
+    smooth = (smooth / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
+    return (1 - smooth) * freq / scaling.factor + smooth * freq
+
+
+class Rotary:
+    """Tables of cosine and signed sine, grown to the longest context asked for."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device, self.half = dtype, device, config.head_dim // 2
+        self.freq = inverse_frequencies(config)
+        self.cos = self.sin = torch.empty(0)
+
+    def grow(self, length: int) -> None:
+        """Make positions 0 .. length - 1 available."""
+        if length <= len(self.cos):
+            return
+        angle = torch.outer(torch.arange(length, dtype=torch.float32), self.freq)
+        cos, sin = angle.cos(), angle.sin()
+        self.cos = torch.cat([cos, cos], -1).to(self.device, self.dtype)
+        # The first half of the rotated vector is minus the second half: the sign lives in the table, so rotating is one roll.
+        self.sin = torch.cat([-sin, sin], -1).to(self.device, self.dtype)
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions [M] -> cosine and signed sine, both [M, 1, head_dim]."""
+        return self.cos[positions][:, None], self.sin[positions][:, None]
+
+    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """x [M, heads, head_dim] rotated by its positions' angles."""
+        cos, sin = angles
+        return torch.addcmul(x * cos, x.roll(self.half, -1), sin)

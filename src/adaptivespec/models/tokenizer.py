@@ -1,0 +1,49 @@
+"""The tokenizer of a model folder or of a GGUF file, as a transformers tokenizer; transformers is imported only here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from .gguf_file import GGUFFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face folder or a .gguf file.
+
+    Raises UserError when the folder holds none, or the file's kind of tokenizer is not supported.
+    """
+    path = Path(path)
+    if path.is_file():
+        from .gguf_tokenizer import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(GGUFFile(path))
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
+        raise UserError(f"{path} has no tokenizer files (tokenizer.json)")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # whatever transformers and tokenizers raise for damaged files
+        reason = str(error).strip().splitlines()
+        raise UserError(f"cannot load the tokenizer of {path}: {reason[0] if reason else type(error).__name__}") from None
+    return tokenizer
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a conversation ([{"role": ..., "content": ...}, ...]) up to where the assistant's answer begins.
+
+    Raises UserError when the tokenizer has no chat template or the template rejects the messages.
+    """
+    if not tokenizer.chat_template:
+        raise UserError("this model's tokenizer has no chat template: give a plain prompt (raw text) instead of a chat")
+    try:
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False)
+    except Exception as error:  # templates raise what they like, as jinja errors
+        raise UserError(f"the chat template rejects these messages: {error}") from None
+    return [int(i) for i in ids]
