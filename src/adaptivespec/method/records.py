@@ -1,0 +1,52 @@
+"""What one decoding step did for one request. Everything people see (statistics, traces, trees) is made from these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .tree import TreeShape
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One request's step. Counts are of what was really drafted, before stop conditions cut the block.
+
+    Attributes:
+        shape: the shape the policy asked for.
+        tokens: the tree's tokens, the root first; parents: the parent index of each (-1 for the root).
+        path: accepted node indices in order; promoted and log_margins: one entry per accepted node.
+        bonus: the target's own token after the path.
+        confidence: the drafter's top-1 probability at the root, None when nothing was drafted.
+        rar: rolling acceptance ratio before the step.
+        spent: nats of the quality budget spent by the request after the step.
+        seconds_draft, seconds_verify, seconds_rest: wall time of the batch's step (shared by its requests).
+    """
+
+    shape: TreeShape
+    tokens: list[int]
+    parents: list[int]
+    path: list[int]
+    promoted: list[bool]
+    log_margins: list[float]
+    bonus: int
+    confidence: float | None
+    rar: float
+    spent: float
+    seconds_draft: float
+    seconds_verify: float
+    seconds_rest: float
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted nodes in the tree, the root excluded."""
+        return len(self.tokens) - 1
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted drafted tokens, promoted ones included, the bonus excluded."""
+        return len(self.path)
+
+    @property
+    def num_promoted(self) -> int:
+        """Accepted tokens that were not the target's choice."""
+        return sum(self.promoted)
