@@ -1,0 +1,217 @@
+"""Prefill, and the decoding step: draft, verify, accept, commit. Batched; every request has its own tree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from ..drafters.base import Drafter
+from ..method.acceptance import AcceptanceRule, Margin, Strict
+from ..method.guards import protected_mask
+from ..method.policy import PolicyState, Root, TreePolicy
+from ..method.records import StepRecord
+from ..method.tree import DraftTree, TreeShape, select_rows
+from ..models.decoder import Decoder
+from ..models.kv_cache import make_block
+from .request import Request
+from .sampling import rule_params, verify_inputs
+
+
+class Runner:
+    """Runs the models on slots; knows nothing of queues or text.
+
+    Args:
+        decoder: the target.
+        drafter: None for plain decoding only.
+        context_length: most tokens of prompt and answer together.
+        num_slots: most requests at once.
+        shapes: every shape a policy may ask for.
+        prefill_chunk: prompt tokens per forward.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        drafter: Drafter | None,
+        context_length: int,
+        num_slots: int,
+        shapes: Sequence[TreeShape],
+        prefill_chunk: int,
+    ) -> None:
+        self.decoder, self.drafter, self.prefill_chunk = decoder, drafter, prefill_chunk
+        # A tree hangs beyond the context's end until its accepted rows are compacted.
+        most_nodes = max((s.num_draft_tokens for s in shapes), default=1)
+        self.cache = decoder.new_cache(num_slots, context_length + most_nodes)
+        self.cached = [0] * num_slots
+        self.max_topk = max((s.topk for s in shapes), default=1)
+        if drafter is not None:
+            drafter.allocate(num_slots, context_length, shapes)
+        self._protected: dict[frozenset[int], torch.Tensor] = {}
+        self.strict: AcceptanceRule = Strict()
+        self.margin: AcceptanceRule = Margin()
+
+    @torch.inference_mode()
+    def prefill(self, request: Request) -> None:
+        """Run the prompt and emit the first token."""
+        began = time.perf_counter()
+        device, slot, prompt = self.decoder.device, request.slot, request.prompt
+        drafter = self.drafter if request.drafts else None
+        if drafter is not None:
+            drafter.start(slot, prompt)
+        tokens = torch.tensor(prompt, device=device)
+        for start in range(0, len(prompt), self.prefill_chunk):
+            end = min(start + self.prefill_chunk, len(prompt))
+            rows = end - start
+            visible = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril() if rows > 1 else None
+            block = make_block([slot], [start], [start], [rows], visible, self.decoder.dtype, device)
+            positions = torch.arange(start, end, device=device)
+            wants_features = drafter is not None and drafter.needs_features
+            hidden, features = self.decoder.forward(tokens[start:end], positions, self.cache, block, aux=wants_features)
+            following = prompt[start + 1 : end + 1]
+            if end == len(prompt):
+                root = DraftTree.root_only(tokens[-1:])
+                logits = self.decoder.logits(hidden[-1:])[None]
+                first = int(verify_inputs(logits, [request], root, [end - 1]).choice[0, 0])
+                request.emit([first], [False])
+                following = [*following, first]
+            if drafter is not None and request.finish_reason is None:
+                drafter.commit([slot], [following], features)
+        self.cached[slot] = len(prompt)
+        request.seconds_prefill = time.perf_counter() - began
+
+    @torch.inference_mode()
+    def step(self, requests: Sequence[Request]) -> None:
+        """One decoding step for all running requests: each emits its accepted tokens and a bonus token."""
+        began = time.perf_counter()
+        slots = [r.slot for r in requests]
+        cached = [self.cached[slot] for slot in slots]
+        last = torch.tensor([r.token_ids[-1] for r in requests], device=self.decoder.device)
+        state = _stack([r.state for r in requests])
+        groups = _by_policy(requests)
+        root, shapes, tree = self._draft(requests, groups, slots, last, state)
+        drafted = time.perf_counter()
+
+        sizes = tree.size.tolist()
+        logits, features = self._forward(requests, slots, cached, tree, sizes)
+        inputs = verify_inputs(logits, requests, tree, cached)
+        if self.decoder.device.type == "cuda":
+            torch.cuda.synchronize()
+        verified = time.perf_counter()
+
+        lossy = any(r.config.kappa < 1 for r in requests)
+        rule = self.margin if lossy else self.strict
+        params = rule_params(requests, self._protected_masks(requests))
+        acceptance = rule.accept(tree, inputs, params)
+        planned = torch.tensor([s.num_steps for s in shapes], device=last.device)
+        for policy, rows in groups.items():
+            if len(rows) == len(requests):
+                after = policy.update(state, tree, acceptance, planned)
+            else:
+                after = policy.update(select_rows(state, rows), select_rows(tree, rows), select_rows(acceptance, rows), planned[rows])
+            for i, row in enumerate(rows):
+                requests[row].state = after if len(rows) == 1 else select_rows(after, [i])
+
+        confidence = None if root is None else root.confidence.tolist()
+        rars, tokens, parents = state.rar.tolist(), tree.tokens.tolist(), tree.parents.tolist()
+        paths, bonuses = acceptance.path.tolist(), acceptance.bonus.tolist()
+        promoted, margins = acceptance.promoted.tolist(), acceptance.log_margin.tolist()
+        firsts = [0, *accumulate(sizes)]
+        going, rows_kept, blocks, records = [], [], [], []
+        for b, request in enumerate(requests):
+            path = [node for node in paths[b] if node >= 0]
+            taken = len(path)
+            request.spent -= sum(margins[b][:taken])
+            block = [tokens[b][node] for node in path] + [bonuses[b]]
+            request.emit(block, [*promoted[b][:taken], False])
+            records.append((request, b, path, margins[b][:taken], promoted[b][:taken]))
+            if request.finish_reason is None:
+                self.cache.compact(request.slot, cached[b], [0, *path])
+                self.cached[request.slot] = cached[b] + taken + 1
+                if request.drafts and self.drafter is not None:
+                    going.append(request.slot)
+                    blocks.append(block)
+                    rows_kept += [firsts[b], *(firsts[b] + node for node in path)]
+        accepted = time.perf_counter()
+        if going and self.drafter is not None:
+            self.drafter.commit(going, blocks, None if features is None else features[rows_kept])
+        done = time.perf_counter()
+        seconds_draft, seconds_verify = drafted - began + done - accepted, verified - drafted
+        for request, b, path, log_margins, was_promoted in records:
+            request.records.append(
+                StepRecord(
+                    shape=shapes[b],
+                    tokens=tokens[b][: sizes[b]],
+                    parents=parents[b][: sizes[b]],
+                    path=path,
+                    promoted=was_promoted,
+                    log_margins=log_margins,
+                    bonus=bonuses[b],
+                    confidence=confidence[b] if confidence is not None and request.drafts else None,
+                    rar=rars[b],
+                    spent=request.spent,
+                    seconds_draft=seconds_draft,
+                    seconds_verify=seconds_verify,
+                    seconds_rest=accepted - verified,
+                )
+            )
+
+    def _draft(
+        self, requests: Sequence[Request], groups: dict[TreePolicy, list[int]], slots: list[int], last: torch.Tensor, state: PolicyState
+    ) -> tuple[Root | None, list[TreeShape], DraftTree]:
+        """Let each request's policy plan and the drafter grow the trees."""
+        if self.drafter is None or not any(r.drafts for r in requests):
+            return None, [TreeShape.off()] * len(requests), DraftTree.root_only(last)
+        root = self.drafter.begin(slots, self.max_topk)
+        shapes = [TreeShape.off()] * len(requests)
+        for policy, rows in groups.items():
+            reachable = policy.reachable()
+            if len(rows) == len(requests):
+                plan = policy.plan(state, root)
+            else:
+                plan = policy.plan(select_rows(state, rows), select_rows(root, rows))
+            for row, index in zip(rows, plan.tolist(), strict=True):
+                shapes[row] = reachable[index]
+        # Pruning is the same for every policy that settings can name; only per-level policies differ, and they run alone.
+        tree = self.drafter.draft(slots, last, root, shapes, requests[0].policy, state)
+        return root, shapes, tree
+
+    def _forward(
+        self, requests: Sequence[Request], slots: list[int], cached: list[int], tree: DraftTree, sizes: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target on all real nodes: logits [B, N, V] (padding repeats the root's row) and features of the real rows."""
+        device, nodes = self.decoder.device, tree.tokens.shape[1]
+        positions = tree.depth + torch.tensor(cached, device=device)[:, None]
+        visible = tree.ancestor_mask() if nodes > 1 else None
+        block = make_block(slots, cached, cached, sizes, visible, self.decoder.dtype, device)
+        aux = self.drafter is not None and self.drafter.needs_features and any(r.drafts for r in requests)
+        if len(requests) == 1:
+            hidden, features = self.decoder.forward(tree.tokens[0], positions[0], self.cache, block, aux)
+            return self.decoder.logits(hidden)[None], features
+        real = torch.arange(nodes, device=device) < tree.size[:, None]
+        hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, aux)
+        return self.decoder.logits(hidden)[block.pad_index], features
+
+    def _protected_masks(self, requests: Sequence[Request]) -> torch.Tensor:
+        """Bool [B or 1, V]."""
+        masks = []
+        for ids in (r.protected_ids for r in requests):
+            if ids not in self._protected:
+                self._protected[ids] = protected_mask(self.decoder.config.vocab_size, ids, self.decoder.device)
+            masks.append(self._protected[ids])
+        return masks[0] if all(mask is masks[0] for mask in masks) else torch.cat(masks)
+
+
+def _by_policy(requests: Sequence[Request]) -> dict[TreePolicy, list[int]]:
+    groups: dict[TreePolicy, list[int]] = {}
+    for i, request in enumerate(requests):
+        groups.setdefault(request.policy, []).append(i)
+    return groups
+
+
+def _stack(states: list[PolicyState]) -> PolicyState:
+    if len(states) == 1:
+        return states[0]
+    return PolicyState(*(torch.cat(parts) for parts in zip(*((s.rar, s.misses, s.tripped) for s in states), strict=True)))

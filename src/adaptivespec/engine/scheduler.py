@@ -1,0 +1,59 @@
+"""Who runs: requests wait for a free slot, join at any step and leave at any step."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from .request import Request
+from .runner import Runner
+
+
+class Scheduler:
+    """First come, first served over the runner's slots."""
+
+    def __init__(self, runner: Runner, num_slots: int) -> None:
+        self.runner = runner
+        self.free = list(range(num_slots))  # a heap: low slots first keeps the running ones neighbours
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def step(self) -> list[Request]:
+        """Admit who fits (their prompts run now and give the first token), then one decoding step for all.
+
+        Returns:
+            Every request that got tokens, finished ones included.
+        """
+        active: dict[int, Request] = {}
+        while self.waiting and self.free:
+            request = self.waiting[0]
+            request.slot = heapq.heappop(self.free)
+            self.running.append(request)
+            self.waiting.popleft()
+            self.runner.prefill(request)
+            active[id(request)] = request
+        self._release_finished()
+        if self.running:
+            self.running.sort(key=lambda r: r.slot)
+            self.runner.step(self.running)
+            active |= {id(r): r for r in self.running}
+            self._release_finished()
+        return list(active.values())
+
+    def abort(self, request: Request) -> None:
+        """Drop a request wherever it is; its slot is free at once. Finished ones are left alone."""
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = "abort"
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self._release_finished()
+
+    def _release_finished(self) -> None:
+        for request in [r for r in self.running if r.finish_reason is not None]:
+            self.running.remove(request)
+            heapq.heappush(self.free, request.slot)

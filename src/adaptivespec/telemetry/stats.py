@@ -1,0 +1,68 @@
+"""Totals over StepRecords, in the field's words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..method.records import StepRecord
+from ..method.tree import TreeShape
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a set of steps did. Counts come from what was really drafted, never from a configured maximum.
+
+    Attributes:
+        steps: verify steps.
+        drafted, accepted, promoted: drafted tokens, accepted ones (promoted included), promoted ones.
+        spent: nats spent on promotions.
+        seconds_draft, seconds_verify, seconds_rest: summed over steps.
+        accepted_histogram: steps by number of accepted drafted tokens.
+        shapes: steps by the shape that was planned.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    promoted: int
+    spent: float
+    seconds_draft: float
+    seconds_verify: float
+    seconds_rest: float
+    accepted_histogram: dict[int, int]
+    shapes: dict[TreeShape, int]
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens per verify step before stop conditions cut the last one, the bonus included."""
+        return (self.accepted + self.steps) / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafted tokens / drafted tokens, the bonus excluded."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def promoted_per_1k(self) -> float:
+        """Promoted tokens per 1,000 decoded ones."""
+        tokens = self.accepted + self.steps
+        return 1000 * self.promoted / tokens if tokens else 0.0
+
+
+def summarise(records: Iterable[StepRecord]) -> Summary:
+    """Add up steps of any number of requests. Seconds of a step that several requests shared count once per request."""
+    rows = list(records)
+    return Summary(
+        steps=len(rows),
+        drafted=sum(r.num_drafted for r in rows),
+        accepted=sum(r.num_accepted for r in rows),
+        promoted=sum(r.num_promoted for r in rows),
+        spent=-sum(m for r in rows for m in r.log_margins),
+        seconds_draft=sum(r.seconds_draft for r in rows),
+        seconds_verify=sum(r.seconds_verify for r in rows),
+        seconds_rest=sum(r.seconds_rest for r in rows),
+        accepted_histogram=dict(sorted(Counter(r.num_accepted for r in rows).items())),
+        shapes=dict(sorted(Counter(r.shape for r in rows).items())),
+    )

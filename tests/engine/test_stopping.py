@@ -1,0 +1,207 @@
+"""Stop tokens, max_tokens and min_tokens inside accepted blocks, streaming, slots, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine.fakes import ReferenceDrafter
+from tiny_heads import make_tiny_head
+from tiny_models import VOCAB
+
+from adaptivespec import LLM, SamplingParams, SpeculativeConfig
+from adaptivespec.engine.request import Request
+from adaptivespec.errors import UserError
+from adaptivespec.method.policy import Static
+from adaptivespec.method.tree import TreeShape
+from adaptivespec.models.loading import LoadedModel
+from adaptivespec.telemetry.stats import summarise
+
+CHAIN = SpeculativeConfig(policy="static", num_steps=5, topk=1, num_draft_tokens=6, margin=None)
+PROMPT = [5, 9, 33]
+LONG = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+def request(stop: set[int], **params: int) -> Request:
+    policy = Static(TreeShape.off())
+    sampling = SamplingParams(**{"max_tokens": 5, **params})
+    return Request([1], sampling, CHAIN, policy, policy.initial(1), 0, frozenset(stop), frozenset(stop), sampling.max_tokens)
+
+
+def test_the_stop_token_comes_before_the_cap() -> None:
+    r = request({99})
+    r.emit([10, 11, 99, 20, 21], [False, True, False, False, False])
+    assert (r.token_ids, r.finish_reason, r.promoted) == ([10, 11, 99], "stop", [False, True, False])
+
+
+def test_the_cap_cuts_a_block() -> None:
+    r = request({99})
+    r.emit([1, 2, 3, 4, 5, 6, 99], [False] * 7)
+    assert (r.token_ids, r.finish_reason) == ([1, 2, 3, 4, 5], "length")
+
+
+def test_a_stop_token_as_the_last_allowed_one_is_a_stop() -> None:
+    r = request({99}, max_tokens=2)
+    r.emit([1, 99, 3], [False] * 3)
+    assert (r.token_ids, r.finish_reason) == ([1, 99], "stop")
+
+
+def oracle(model: LoadedModel, params: SamplingParams = LONG, hit: float = 1.0) -> tuple[LLM, list[int]]:
+    """An engine whose drafter is always right, and the plain answer."""
+    answer = LLM(model).generate([PROMPT], params)[0].token_ids
+    return LLM(model, drafter=ReferenceDrafter({tuple(PROMPT): answer}, VOCAB, hit), speculative=CHAIN), answer
+
+
+@pytest.mark.parametrize("position", [1, 2, 3, 4, 6, 7])
+def test_a_stop_token_inside_the_accepted_block(model: LoadedModel, position: int) -> None:
+    llm, answer = oracle(model)
+    stop = answer[position]
+    first = answer.index(stop)
+    output = llm.generate([PROMPT], LONG.updated({"stop_token_ids": (stop,)}))[0]
+    assert (output.token_ids, output.finish_reason) == (answer[: first + 1], "stop")
+
+
+def test_eos_as_the_second_of_five_drafts_leaves_nothing_after_it(model: LoadedModel) -> None:
+    llm, answer = oracle(model)
+    stop = answer[2]  # the first token comes from the prompt, so this is the second drafted one
+    assert stop not in answer[:2]
+    output = llm.generate([PROMPT], LONG.updated({"stop_token_ids": (stop,)}))[0]
+    assert output.token_ids == answer[:3]
+    assert len(output.records) == 1
+    assert output.records[0].num_drafted == 5
+    assert output.records[0].num_accepted == 5  # counted before the stop token cut the block
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 8, 13])
+def test_max_tokens_inside_a_block(model: LoadedModel, count: int) -> None:
+    llm, answer = oracle(model)
+    output = llm.generate([PROMPT], LONG.updated({"max_tokens": count}))[0]
+    assert (output.token_ids, output.finish_reason) == (answer[:count], "length")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("minimum", [0, 1, 2, 5, 9])
+def test_min_tokens_masks_stop_tokens_like_plain_decoding(model: LoadedModel, minimum: int, temperature: float) -> None:
+    free = SamplingParams(max_tokens=30, temperature=temperature, seed=3, ignore_eos=True)
+    stops = tuple(set(LLM(model).generate([PROMPT], free)[0].token_ids[:6]))
+    params = free.updated({"min_tokens": minimum, "stop_token_ids": stops})
+    llm, answer = oracle(model, params)
+    assert len(answer) >= max(1, minimum)
+    assert not set(answer[:-1][: max(minimum - 1, 0)]) & set(stops)
+    assert llm.generate([PROMPT], params)[0].token_ids == answer
+
+
+def test_counts_are_of_what_was_really_drafted(model: LoadedModel) -> None:
+    """Steps of shapes 0, 3 and 8 report 11 drafted tokens."""
+    llm, _ = oracle(model)
+    shapes = iter([TreeShape.off(), TreeShape(3, 1, 4), TreeShape(8, 1, 9)])
+
+    class OneAfterTheOther(Static):
+        def __init__(self) -> None:
+            self.all = [TreeShape.off(), TreeShape(3, 1, 4), TreeShape(8, 1, 9)]
+
+        def reachable(self) -> list[TreeShape]:
+            return self.all
+
+        def plan(self, state, root):  # type: ignore[no-untyped-def]
+            return super().plan(state, root) + self.all.index(next(shapes))
+
+    running = llm._request(PROMPT, LONG, CHAIN)
+    running.policy = OneAfterTheOther()
+    llm.runner.cache = llm.model.decoder.new_cache(8, 512)
+    llm.scheduler.add(running)
+    for _ in range(3):
+        llm.scheduler.step()
+    summary = summarise(running.records)
+    assert [r.num_drafted for r in running.records] == [0, 3, 8]
+    assert (summary.drafted, summary.steps) == (11, 3)
+    assert summary.accept_length == (summary.accepted + 3) / 3
+    assert summary.acceptance_rate == summary.accepted / 11
+    llm.scheduler.abort(running)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_streaming_gives_the_same_answer_in_pieces(model: LoadedModel, temperature: float) -> None:
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=1)
+    llm, _ = oracle(model, params, hit=0.6)
+    whole = llm.generate([PROMPT], params)[0]
+    chunks = list(llm.stream(PROMPT, params))
+    assert [t for c in chunks for t in c.token_ids] == whole.token_ids
+    assert "".join(c.text for c in chunks) == whole.text
+    assert [c.output for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].output is not None
+    assert chunks[-1].output.token_ids == whole.token_ids
+
+
+def test_leaving_a_stream_early_frees_its_slot(model: LoadedModel) -> None:
+    llm = LLM(model, max_running_requests=2)
+    for _ in range(5):
+        stream = llm.stream(PROMPT, LONG)
+        next(stream)
+        stream.close()
+    assert sorted(llm.scheduler.free) == [0, 1]
+    assert not llm.scheduler.running
+
+
+def test_fifty_requests_half_aborted_leave_every_slot_free(model: LoadedModel, tmp_path: Path) -> None:
+    llm = LLM(model, drafter=make_tiny_head(tmp_path), speculative=SpeculativeConfig(margin=None), max_running_requests=4)
+    expected = LLM(model).generate([[7 + i] for i in range(50)], SamplingParams(max_tokens=6))
+    requests = [llm._request([7 + i], SamplingParams(max_tokens=6), None) for i in range(50)]
+    for r in requests:
+        llm.scheduler.add(r)
+    steps = 0
+    while any(r.finish_reason is None for r in requests):
+        llm.scheduler.step()
+        steps += 1
+        llm.scheduler.abort(requests[(2 * steps) % 50])
+    assert sorted(llm.scheduler.free) == [0, 1, 2, 3]
+    done = [(r, e) for r, e in zip(requests, expected, strict=True) if r.finish_reason != "abort"]
+    assert len(done) >= 20
+    assert all(r.token_ids == e.token_ids for r, e in done)
+
+
+def test_the_context_ends_an_answer(model: LoadedModel) -> None:
+    llm = LLM(model, context_length=20)
+    output = llm.generate([PROMPT], LONG)[0]
+    assert len(PROMPT) + len(output.token_ids) == 20
+    assert output.finish_reason == "length"
+
+
+def test_speculation_up_to_the_very_end_of_the_context(model: LoadedModel) -> None:
+    answer = LLM(model, context_length=30).generate([PROMPT], LONG)[0].token_ids
+    drafter = ReferenceDrafter({tuple(PROMPT): answer}, VOCAB, 1.0)
+    output = LLM(model, drafter=drafter, speculative=CHAIN, context_length=30).generate([PROMPT], LONG)[0]
+    assert output.token_ids == answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([1, 128], "token id 128 is outside the model's vocabulary of 128"),
+        ([3] * 40, "the prompt has 40 tokens; the context of 40 must hold it and at least one more"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused_before_any_work(model: LoadedModel, prompt: list[int], message: str) -> None:
+    llm = LLM(model, context_length=40)
+    with pytest.raises(UserError, match=message):
+        llm.generate([PROMPT, prompt])
+    assert not llm.scheduler.waiting
+    assert not llm.scheduler.running
+
+
+def test_refusals_of_settings(model: LoadedModel) -> None:
+    llm = LLM(model)
+    with pytest.raises(UserError, match="policy adaptive needs a drafter"):
+        llm.generate([PROMPT], speculative=SpeculativeConfig())
+    with pytest.raises(UserError, match="context_length 9999 is more than the model's 512"):
+        LLM(model, context_length=9999)
+    with pytest.raises(UserError, match="unknown setting 'max_running_request'; did you mean 'max_running_requests'"):
+        LLM(model, max_running_request=2)
+    with pytest.raises(UserError, match="2 prompts but 1 sampling settings"):
+        llm.generate([PROMPT, PROMPT], [SamplingParams()])
+    with pytest.raises(UserError, match="topk 1 is a chain"):
+        LLM(model, drafter="none", speculative=SpeculativeConfig(policy="static", topk=1, num_draft_tokens=9))
+    drafted = LLM(model, drafter=ReferenceDrafter({}, VOCAB), speculative=CHAIN)
+    with pytest.raises(UserError, match="larger than this LLM has room for"):
+        drafted.generate([PROMPT], speculative=SpeculativeConfig(policy="static", num_steps=6, topk=8, num_draft_tokens=16))
