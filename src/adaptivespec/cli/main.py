@@ -1,0 +1,71 @@
+"""The `adaptivespec` command: registers the commands and turns every expected failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+
+from ..errors import UserError
+from . import bench, demo, generate, models
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Faster answers from large language models by adaptive speculative decoding, without training.",
+)
+app.command("generate")(generate.generate)
+app.command("bench")(bench.bench)
+app.command("models")(models.models)
+app.command("demo")(demo.demo)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+    if version:
+        from .. import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def fail(message: str, code: int) -> int:
+    """One line on standard error."""
+    Console(stderr=True).print(f"error: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="adaptivespec", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except UserError as error:
+        return fail(str(error), 2)
+    except (KeyboardInterrupt, EOFError):
+        return fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        return fail("out of memory: try a smaller model or --context-length", 1)
+    except OSError as error:
+        return fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors; typer may bring its own copy of click
+            return fail(error.format_message(), int(getattr(error, "exit_code", 2)))
+        if type(error).__name__ == "Abort":
+            return fail("interrupted", 130)
+        if type(error).__name__ == "Exit":
+            return int(getattr(error, "exit_code", 0))
+        raise
+
+
+def main() -> None:
+    """Entry point of the script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Measuring: arms, prompts, interleaved benchmarks and their statistics."""

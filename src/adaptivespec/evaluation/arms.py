@@ -1,0 +1,65 @@
+"""Arms: named settings to compare, written as `ar; static:3,4,4; margin; tree; adaptivespec` or `name:key=value,...`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import SpeculativeConfig
+from ..errors import UserError, nearest
+
+BASES: dict[str, dict[str, Any]] = {
+    "ar": {"policy": "off", "margin": None},
+    "static": {"policy": "static", "margin": None},
+    "margin": {"policy": "static"},
+    "tree": {"policy": "adaptive", "margin": None},
+    "adaptivespec": {"policy": "adaptive"},
+}
+"""plain decoding; static EAGLE-3; static with the margin rule; the adaptive tree alone; both. Margin arms use the shipped default."""
+
+DEFAULT_ARMS = "ar; static:3,4,4; margin; tree; adaptivespec"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting under its label (the text it was written as)."""
+
+    label: str
+    speculative: SpeculativeConfig
+
+
+def parse_arm(text: str) -> Arm:
+    """One arm: a base name, then optional settings: three numbers are a static shape, the rest `key=value`.
+
+    Shapes as values are written with slashes: `adaptivespec:low=3/4/8,high=7/4/16`.
+
+    Raises:
+        UserError: an unknown base or setting (with the nearest name), or a value that does not fit.
+    """
+    label = re.sub(r"\s+", "", text)
+    name, _, rest = label.partition(":")
+    if name not in BASES:
+        raise UserError(f"unknown arm {name!r}{nearest(name, BASES)}")
+    numbers = [part for part in rest.split(",") if part and "=" not in part]
+    pairs = [part.partition("=") for part in rest.split(",") if "=" in part]
+    values: dict[str, Any] = {**BASES[name], **{key: value for key, _, value in pairs}}
+    if numbers:
+        if len(numbers) != 3 or not all(n.isdigit() for n in numbers) or values["policy"] != "static":
+            raise UserError(f"arm {label!r}: expected num_steps,topk,num_draft_tokens (only static and margin take a shape) or key=value")
+        values |= dict(zip(("num_steps", "topk", "num_draft_tokens"), map(int, numbers), strict=True))
+    try:
+        return Arm(label, SpeculativeConfig(**values))
+    except UserError as error:
+        raise UserError(f"arm {label!r}: {error}") from None
+
+
+def parse_arms(text: str) -> list[Arm]:
+    """Arms separated by `;`. Raises UserError for none at all or the same arm twice."""
+    arms = [parse_arm(part) for part in text.split(";") if part.strip()]
+    if not arms:
+        raise UserError(f"no arms given; for example {DEFAULT_ARMS!r}")
+    labels = [arm.label for arm in arms]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise UserError(f"arm {twice[0]!r} is given twice")
+    return arms
