@@ -1,0 +1,95 @@
+"""Bad input: one clear line on standard error, exit code 2, before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_heads import make_tiny_head
+from tiny_models import make_tiny_model, write_gguf
+
+from adaptivespec.cli.main import run
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("target"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "hi", "-m", "smollm2-135n"], "no model 'smollm2-135n': not a short name, a file, a folder or a hub id (owner/name); "
+         "did you mean 'smollm2-135m'?"),
+        (["generate", "hi", "--margin", "0"], "margin: Input should be greater than 0, not '0'"),
+        (["generate", "hi", "--kappa", "1.5"], "margin: Input should be less than or equal to 1, not '1.5'"),
+        (["generate", "hi", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "9"],
+         "shape 3,1,9: topk 1 is a chain, so num_draft_tokens must be num_steps + 1 = 4"),
+        (["generate", "hi", "--speculative-config", '{"margn": 0.2}'], "unknown setting 'margn'; did you mean 'margin'?"),
+        (["generate", "hi", "--speculative-config", "{]"], "not valid JSON"),
+        (["generate", "hi", "--speculative-config", "/no/such.json"], "neither a JSON object nor a readable file"),
+        (["generate", "hi", "--speculative-algorithm", "NGRAM"], "--speculative-algorithm NGRAM is not supported"),
+        (["generate", "hi", "--policy", "adaptiv"], "policy: Input should be 'adaptive', 'static' or 'off', not 'adaptiv'"),
+        (["generate", "hi", "--guards", "none", "--budget", "2"], "guards=none switches every guard off"),
+        (["generate", "  "], "the prompt is empty"),
+        (["generate", "hi", "--max-tokns", "3"], "No such option: --max-tokns"),
+        (["generate", "hi", "--dtype", "bf61"], "unknown dtype 'bf61'; did you mean 'bf16'?"),
+        (["generat", "hi"], "No such command 'generat'"),
+        (["bench", "--arms", "ar; adaptivspec"], "unknown arm 'adaptivspec'; did you mean 'adaptivespec'?"),
+        (["bench", "--arms", "static:3,4"], "arm 'static:3,4': expected num_steps,topk,num_draft_tokens"),
+        (["bench", "--arms", "tree:3,4,4"], "only static and margin take a shape"),
+        (["bench", "--arms", "margin:kapa=0.3"], "arm 'margin:kapa=0.3': unknown setting 'kapa'"),
+        (["bench", "--arms", "ar; ar"], "arm 'ar' is given twice"),
+        (["bench", "--arms", " ; "], "no arms given"),
+        (["bench", "--arms", "static:3,1,9"], "shape 3,1,9: topk 1 is a chain"),
+        (["bench", "--arms", "adaptivespec:low=3/4/4,high=7/1/9"], "topk 1 is a chain"),
+        (["bench", "--prompts", "/no/such.jsonl"], "cannot read prompts from /no/such.jsonl"),
+        (["bench", "--json", "/no/such/folder/out.json"], "cannot write /no/such/folder/out.json"),
+        (["bench", "--repeats", "0"], "--repeats"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_one_line_and_exit_code_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert error.startswith("error: ")
+
+
+def test_a_gguf_cut_in_half(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = write_gguf(target, tmp_path / "whole.gguf")
+    half = tmp_path / "half.gguf"
+    half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    assert run(["generate", "hi", "-m", str(half)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "half.gguf" in error
+
+
+def test_a_head_of_another_model(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = make_tiny_head(tmp_path / "head", hidden=32)
+    assert run(["generate", "hi", "-m", str(target), "--drafter", str(head), "--dtype", "fp32"]) == 2
+    assert "is a head for a target of hidden size 32; this target's is 64" in capsys.readouterr().err
+
+
+def test_a_prompt_longer_than_the_context(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "x" * 700, "--raw", "-m", str(target), "--dtype", "fp32"]) == 2
+    assert "the prompt has 700 tokens; the context of 512 must hold it and at least one more" in capsys.readouterr().err
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(json.dumps({"prompt": "ok"}) + "\n" + json.dumps({"prompt": "x" * 700}) + "\n")
+    assert run(["bench", "--arms", "ar", "--prompts", str(prompts), "-m", str(target), "--dtype", "fp32"]) == 2
+    assert "tokens; the context of 512" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("nonsense", "line 2: not JSON"), ('{"text": "x"}', "line 2: needs a field prompt or question"), ("[1]", "line 2: needs"),
+     ('{"messages": []}', "line 2: needs"), ('{"prompt": 3}', "line 2: needs")],
+)  # fmt: skip
+def test_prompt_files(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"question": "fine"}\n' + line + "\n")
+    assert run(["bench", "--prompts", str(path)]) == 2
+    assert message in capsys.readouterr().err
