@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slow_oracles import SlowRequest, slow_accept, slow_sglang_walk
 from tree_cases import Case, cases
 
-from adaptivespec.method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs
+from adaptivespec.method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs, child_margins, exact_children
 from adaptivespec.method.guards import protected_mask
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.tree import DraftTree
@@ -67,6 +67,20 @@ def test_accept(rule: AcceptanceRule, case: Case) -> None:
         assert acceptance.bonus[b] == slow.bonus
         assert acceptance.promoted[b].tolist() == slow.promoted + [False] * (levels - accepted)
         assert acceptance.log_margin[b].tolist() == slow.log_margin + [0.0] * (levels - accepted)
+
+
+@given(cases())
+@settings(max_examples=40)
+def test_margins_and_matches_of_drafted_nodes(case: Case) -> None:
+    margin, exact = child_margins(case.tree, case.inputs), exact_children(case.tree, case.inputs.choice)
+    assert margin.dtype == torch.float64
+    for b in range(case.batch):
+        slow = SlowRequest(case, b)
+        assert margin[b, 1 : slow.size].tolist() == [slow.log_margin(node) for node in range(1, slow.size)]
+        assert exact[b, 1 : slow.size].tolist() == [slow.is_exact(node) for node in range(1, slow.size)]
+        for column in (0, *range(slow.size, len(slow.tokens))):  # the root and padding
+            assert margin[b, column] == -math.inf
+            assert not exact[b, column]
 
 
 # --- promises of the method -----------------------------------------------------------------------------------------------------
@@ -271,7 +285,7 @@ def test_neighbours_do_not_matter(seed: int) -> None:
 
 
 def test_protected_mask() -> None:
-    assert protected_mask(4, [1, 3, 7, -1]).tolist() == [[False, True, False, True]]
+    assert protected_mask(4, [0, 2, 4, 7, -1]).tolist() == [[True, False, True, False]]
     assert protected_mask(3, []).tolist() == [[False] * 3]
 
 
