@@ -205,3 +205,20 @@ def test_refusals_of_settings(model: LoadedModel) -> None:
     drafted = LLM(model, drafter=ReferenceDrafter({}, VOCAB), speculative=CHAIN)
     with pytest.raises(UserError, match="larger than this LLM has room for"):
         drafted.generate([PROMPT], speculative=SpeculativeConfig(policy="static", num_steps=6, topk=8, num_draft_tokens=16))
+
+
+def test_streams_and_generate_share_an_engine(model: LoadedModel) -> None:
+    params = SamplingParams(max_tokens=12)
+    prompts = [[5, 9], [7], [8, 8, 8]]
+    expected = [o.token_ids for o in LLM(model).generate(prompts, params)]
+    for slots in (1, 3):
+        llm = LLM(model, max_running_requests=slots)
+        first, second = llm.stream(prompts[0], params), llm.stream(prompts[1], params)
+        got: list[list[int]] = [[], []]
+        got[0] += next(first).token_ids
+        got[1] += next(second).token_ids
+        assert llm.generate(prompts[2], params)[0].token_ids == expected[2]  # moves both streams on, perhaps to their ends
+        for chunks, tokens in ((first, got[0]), (second, got[1])):
+            for chunk in chunks:
+                tokens += chunk.token_ids
+        assert got == expected[:2]

@@ -8,9 +8,8 @@ import struct
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tree_cases import Case
-
 from adaptivespec.method.tree import TreeShape
+from method.tree_cases import Case
 
 
 class SlowRequest:

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_oracles import SlowRequest, slow_accept, slow_sglang_walk
-from tree_cases import Case, cases
 
 from adaptivespec.method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs, child_margins, exact_children
 from adaptivespec.method.guards import protected_mask
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.tree import DraftTree
-from fakes import Nodes, make_tree, rule_params
+from method.fakes import Nodes, make_tree, rule_params
+from method.slow_oracles import SlowRequest, slow_accept, slow_sglang_walk
+from method.tree_cases import Case, cases
 
 RULES: list[AcceptanceRule] = [Strict(), Margin()]
 

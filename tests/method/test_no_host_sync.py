@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +18,12 @@ from adaptivespec.method.guards import RuleParams, affordable, unprotected
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.policy import Adaptive, Root, Static
 from adaptivespec.method.tree import DraftTree, TreeShape, keep_best
-from fakes import acceptance_of
+from method.fakes import acceptance_of
 
-# Operators whose result, or its size, must be known on the host.
+# Operators whose result, or its size, must be known on the host; lift_fresh is torch.tensor(...), a copy from the host.
 SYNCHRONISING = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_static", "masked_select", "unique_dim", "_unique2",
-    "unique_consecutive", "bincount", "repeat_interleave", "argwhere", "_assert_async",
+    "unique_consecutive", "bincount", "repeat_interleave", "argwhere", "_assert_async", "lift_fresh",
 }  # fmt: skip
 
 
@@ -59,6 +60,7 @@ class NoHostSync(TorchDispatchMode):
         lambda x: x.new_zeros(4, device="cpu").to("meta"),
         lambda x: x.repeat_interleave(torch.ones(4, dtype=torch.int64, device=x.device)),
         lambda x: x.tolist(),
+        lambda _: torch.tensor([1.0, 2.0]),
     ],
 )
 def test_the_guard_sees_what_waits(waits: Callable[[torch.Tensor], Any]) -> None:
@@ -108,6 +110,11 @@ class Batch:
         self.links = self.tree.to_sglang()
 
 
+@functools.cache
+def batch_of(device: str, batch: int, levels: int, nodes: int, vocab: int) -> Batch:
+    return Batch(device, batch, levels, nodes, vocab)
+
+
 CALLS: dict[str, Callable[[Batch], Any]] = {
     "from_logits": lambda x: VerifyInputs.from_logits(x.logits, x.temperature, x.noise),
     "strict next_child": lambda x: Strict().next_child(x.tree, x.inputs, x.params),
@@ -144,7 +151,7 @@ def _count(call: Callable[[Batch], Any], arguments: Batch) -> collections.Counte
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", CALLS)
 def test_no_host_synchronisation(name: str, device: str) -> None:
-    assert _count(CALLS[name], Batch(device, batch=3, levels=4, nodes=9, vocab=20)).total() < 200
+    assert _count(CALLS[name], batch_of(device, 3, 4, 9, 20)).total() < 200
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -152,17 +159,17 @@ def test_work_is_dispatched_per_level_only(name: str) -> None:
     """The operators of a call do not depend on batch, nodes or vocabulary, and grow linearly with the levels."""
 
     def count(batch: int = 2, levels: int = 3, nodes: int = 9, vocab: int = 7) -> collections.Counter[str]:
-        return _count(CALLS[name], Batch("meta", batch, levels, nodes, vocab))
+        return _count(CALLS[name], batch_of("cpu", batch, levels, nodes, vocab))
 
     assert count() == count(batch=11) == count(vocab=300)
     if name not in LOG_NODES:
         assert count() == count(nodes=33)
-    by_levels = [count(levels=levels).total() for levels in (3, 4, 5, 6)]
+    by_levels = [count(levels=levels).total() for levels in (3, 4, 5)]
     assert len({after - before for before, after in itertools.pairwise(by_levels)}) == 1
 
 
 def test_acceptance_is_no_softmax() -> None:
     """A maximum and a gather: no operator but the noise's addition and one reduction touches the vocabulary."""
-    arguments = Batch("cpu", 2, 3, 9, 50)
+    arguments = batch_of("cpu", 2, 3, 9, 50)
     for name in ("from_logits", "strict accept", "margin accept"):
         assert not {op for op in _count(CALLS[name], arguments) if "softmax" in op or "exp" in op or "sort" in op} - {"expand"}

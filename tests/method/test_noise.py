@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from slow_oracles import slow_gumbel, slow_hash, slow_splitmix64, slow_uniform
 
 import adaptivespec.method.noise as noise_module
 from adaptivespec.method.noise import _hash, _splitmix64, _token_codes, gumbel
+from method.slow_oracles import slow_gumbel, slow_hash, slow_splitmix64, slow_uniform
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ROWS, VOCAB = 2000, 100

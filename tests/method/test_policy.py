@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from slow_oracles import SlowAdaptive, slow_shape
-from tree_cases import trees
 
-from adaptivespec.method.policy import Adaptive, PolicyState, Root, Static, TreePolicy
+from adaptivespec.method.policy import Adaptive, PolicyState, Root, Static, TreePolicy, make_policy
 from adaptivespec.method.tree import DraftTree, TreeShape
-from fakes import acceptance_of, make_tree, unmake_tree
+from method.fakes import acceptance_of, make_tree, unmake_tree
+from method.slow_oracles import SlowAdaptive, slow_shape
+from method.tree_cases import trees
 
 LOW, HIGH = TreeShape(3, 4, 4), TreeShape(7, 1, 8)
 EIGHT = ["3,4,4", "4,4,5", "4,3,5", "5,3,6", "5,2,6", "6,2,7", "6,1,7", "7,1,8"]
@@ -338,3 +338,19 @@ def test_update_takes_the_depth_of_ragged_trees() -> None:
     tree = make_tree(requests, extra_columns=2, extra_levels=3)
     state = policy.update(policy.initial(3), tree, acceptance_of([2, 2, 0], 7), torch.tensor([7, 7, 7]))
     assert state.rar.tolist() == pytest.approx([0.5, 0.65, 0.5])
+
+
+def test_policies_by_name() -> None:
+    settings: dict = {
+        "shape": (5, 4, 8), "low": (3, 4, 8), "high": (7, 4, 16), "saturation": 0.4, "alpha": 0.2, "patience": 3, "normalise": "num_steps"
+    }  # fmt: skip
+    assert make_policy("off", **settings).reachable() == [TreeShape.off()]
+    assert make_policy("static", **settings).reachable() == [TreeShape(5, 4, 8)]
+    policy = make_policy("adaptive", **settings)
+    assert isinstance(policy, Adaptive)
+    assert (policy.low, policy.high) == (TreeShape(3, 4, 8), TreeShape(7, 4, 16))
+    assert (policy.saturation, policy.alpha, policy.patience, policy.normalise) == (0.4, 0.2, 3, "num_steps")
+    with pytest.raises(ValueError, match="unknown policy 'talon'; known: adaptive, off, static"):
+        make_policy("talon", **settings)
+    with pytest.raises(ValueError, match="shape 3,1,5: "):
+        make_policy("static", **(settings | {"shape": (3, 1, 5)}))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from adaptivespec.method.acceptance import Margin
 from adaptivespec.method.records import StepRecord
 from adaptivespec.method.tree import TreeShape
-from fakes import FakeDrafter, FakeTarget, PrescribedPolicy, run
+from method.fakes import FakeDrafter, FakeTarget, PrescribedPolicy, run
 
 
 def _record(tokens: list[int], parents: list[int], path: list[int], promoted: list[bool]) -> StepRecord:

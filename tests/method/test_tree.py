@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_oracles import slow_ancestors, slow_sglang_links
-from tree_cases import trees
 
-from adaptivespec.method.tree import DraftTree, TreeShape, keep_best
-from fakes import Nodes, layout, make_tree
+from adaptivespec.method.policy import Adaptive, PolicyState
+from adaptivespec.method.tree import DraftTree, TreeShape, keep_best, select_rows
+from method.fakes import Nodes, layout, make_tree
+from method.slow_oracles import slow_ancestors, slow_sglang_links
+from method.tree_cases import trees
 
 # Every static shape of the method's tables, plain decoding, and the adaptive corners.
 STATIC_SHAPES = [
@@ -154,3 +155,22 @@ def test_keep_best_of_fewer_candidates_than_wanted() -> None:
 
 def test_keep_best_of_none() -> None:
     assert keep_best(torch.empty(2, 0), torch.tensor([3, 0])).shape == (2, 0)
+
+
+@given(trees(), st.data())
+@settings(max_examples=20)
+def test_select_rows(tree: DraftTree, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(tree.size) - 1), max_size=5))
+    picked = select_rows(tree, rows)
+    assert picked.levels == tree.levels
+    for name in ("tokens", "parents", "depth", "log_probs", "size"):
+        whole = getattr(tree, name)
+        assert getattr(picked, name).tolist() == [whole[row].tolist() for row in rows]
+
+
+def test_select_rows_of_a_policy_state() -> None:
+    whole = PolicyState(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1, 2, 3]), torch.tensor([True, False, True]))
+    state = select_rows(whole, [2, 0])
+    assert state.rar.tolist() == pytest.approx([0.3, 0.1])
+    assert (state.misses.tolist(), state.tripped.tolist()) == ([3, 1], [True, True])
+    assert select_rows(Adaptive().initial(2), []).rar.shape == (0,)

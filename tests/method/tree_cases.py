@@ -15,7 +15,7 @@ from adaptivespec.method.acceptance import VerifyInputs
 from adaptivespec.method.guards import RuleParams
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.tree import DraftTree
-from fakes import UNLIMITED, Nodes, make_tree
+from method.fakes import UNLIMITED, Nodes, make_tree
 
 MAX_NODES = 12
 MAX_CHILDREN = 4

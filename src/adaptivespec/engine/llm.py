@@ -119,7 +119,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculative: SpeculativeConfig | None = None,
@@ -127,14 +127,15 @@ class LLM:
         """Answer all prompts together, in their order.
 
         Args:
-            prompts: one text, or a list whose items are texts, lists of token ids or lists of chat messages.
+            prompts: one prompt (a text, a list of token ids or a list of chat messages), or a list of them.
             params: sampling settings for all, or one per prompt.
             speculative: settings that replace the LLM's own for these requests.
 
         Raises:
             UserError: an empty or too long prompt, settings that do not fit: before any work.
         """
-        items: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))
+        items: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
         settings = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(items)
         if len(settings) != len(items):
             raise UserError(f"{len(items)} prompts but {len(settings)} sampling settings")
@@ -165,16 +166,21 @@ class LLM:
         self.scheduler.add(request)
         sent, text = 0, ""
         try:
-            while request.finish_reason is None:
-                self.scheduler.step()
+            while True:
+                # Another generate or stream on this LLM may have moved this request on already.
+                if request.finish_reason is None and sent == len(request.token_ids):
+                    self.scheduler.step()
                 tokens, promoted = request.token_ids[sent:], request.promoted[sent:]
                 sent = len(request.token_ids)
                 pieces = [decoder.step(backend, token) or "" for token in tokens] if backend is not None else [""] * len(tokens)
                 text += "".join(pieces)
-                if request.finish_reason is None:
+                if request.finish_reason is not None:
+                    break
+                if tokens:
                     yield StreamChunk(tokens, promoted, pieces)
             output = self._output(request)
-            pieces[-1] += output.text.removeprefix(text) if output.text.startswith(text) else ""
+            if pieces and output.text.startswith(text):
+                pieces[-1] += output.text[len(text) :]
             yield StreamChunk(tokens, promoted, pieces, output)
         finally:
             self.scheduler.abort(request)

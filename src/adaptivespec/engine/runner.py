@@ -123,7 +123,8 @@ class Runner:
         for b, request in enumerate(requests):
             path = [node for node in paths[b] if node >= 0]
             taken = len(path)
-            request.spent -= sum(margins[b][:taken])
+            for margin in margins[b][:taken]:  # one by one: the order in which the rule added them up against the budget
+                request.spent -= margin
             block = [tokens[b][node] for node in path] + [bonuses[b]]
             request.emit(block, [*promoted[b][:taken], False])
             records.append((request, b, path, margins[b][:taken], promoted[b][:taken]))
@@ -149,7 +150,7 @@ class Runner:
                     promoted=was_promoted,
                     log_margins=log_margins,
                     bonus=bonuses[b],
-                    confidence=confidence[b] if confidence is not None and request.drafts else None,
+                    confidence=confidence[b] if confidence is not None and sizes[b] > 1 else None,
                     rar=rars[b],
                     spent=request.spent,
                     seconds_draft=seconds_draft,

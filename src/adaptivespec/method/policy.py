@@ -180,7 +180,10 @@ class Adaptive(_Base):
 
     def plan(self, state: PolicyState, root: Root) -> torch.Tensor:
         """int64 [B]: the index of the interpolated shape."""
-        s = self.signal(state, root)
+        return self.shape_index(self.signal(state, root))
+
+    def shape_index(self, s: torch.Tensor) -> torch.Tensor:
+        """fp32 [B] in 0..1 -> int64 [B], index into `reachable()`: for engines that aggregate s over a batch."""
         starts = self._starts_on.get(s.device)
         if starts is None:  # once per device: a copy from the host cannot be captured in a CUDA graph
             starts = self._starts_on[s.device] = torch.tensor(self._starts[1:], dtype=torch.float32, device=s.device)

@@ -11,7 +11,7 @@ from scipy import stats
 from adaptivespec.method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.tree import DraftTree
-from fakes import Nodes, make_tree, rule_params
+from method.fakes import Nodes, make_tree, rule_params
 
 COUNT = 40_000
 
