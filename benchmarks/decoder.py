@@ -73,7 +73,7 @@ def verify_cost(llm: LLM, context: int, rows: list[int], rounds: int) -> dict[in
         visible = torch.ones(1, n, n, dtype=torch.bool).tril() if n > 1 else None
         block = make_block([0], [context], [context], [n], visible, decoder.dtype, device)
         tokens, positions = torch.arange(n, device=device) + 100, torch.arange(context, context + n, device=device)
-        hidden, _ = decoder.forward(tokens, positions, cache, block, aux=n > 1)
+        hidden, _ = decoder.forward(tokens, positions, cache, block, aux_layers=decoder.config.aux_layers if n > 1 else ())
         decoder.logits(hidden).max(-1)
 
     for i in range(rounds + 3):

@@ -1,4 +1,4 @@
-"""Settings, defined once for every engine: frozen, validated, from Python, JSON, flags or the environment."""
+"""Settings, defined once for every engine: frozen, validated, from Python, JSON or flags."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .errors import UserError, nearest
 
 Shape = tuple[int, int, int]
 """num_steps, topk, num_draft_tokens (the root included), as in SGLang."""
+
+INT32_MAX = 2**31 - 1
 
 ALIASES = {
     "speculative_num_steps": "num_steps",
@@ -31,12 +33,18 @@ class Settings(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         fields = type(self).model_fields
-        values = {ALIASES.get(name, name) if ALIASES.get(name) in fields else name: value for name, value in values.items()}
-        for name in values:
+        settings: dict[str, Any] = {}
+        for alias, value in values.items():
+            name = ALIASES[alias] if ALIASES.get(alias) in fields else alias
             if name not in fields:
                 raise UserError(f"unknown setting {name!r}{nearest(name, fields)}")
+            if name in settings:
+                raise UserError(f"{name} is given twice, as {alias!r} too")
+            if isinstance(value, bool) and fields[name].annotation is not bool:
+                raise UserError(f"{name}: expected a {'number' if name != 'policy' else 'name'}, not {value}")
+            settings[name] = value
         try:
-            super().__init__(**values)
+            super().__init__(**settings)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or type(self).__name__
@@ -49,12 +57,13 @@ class Settings(BaseModel):
         """From a JSON object, or the path of a file that holds one."""
         if not text.lstrip().startswith("{"):
             try:
-                text = Path(text).read_text()
-            except OSError as error:
-                raise UserError(f"{text!r} is neither a JSON object nor a readable file ({error.strerror})") from None
+                text = Path(text).read_text("utf-8-sig")
+            except (OSError, UnicodeDecodeError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or "not text"
+                raise UserError(f"{text!r} is neither a JSON object nor a readable file ({reason})") from None
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"not valid JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"expected a JSON object, not {type(values).__name__}")
@@ -85,20 +94,20 @@ class SpeculativeConfig(Settings):
     """
 
     policy: Literal["adaptive", "static", "off"] = "adaptive"
-    num_steps: int = 3
-    topk: int = 4
-    num_draft_tokens: int = 4
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    topk: Annotated[int, Field(ge=1, le=1000)] = 4
+    num_draft_tokens: Annotated[int, Field(ge=2, le=10_000)] = 4
     low: Shape = (3, 4, 4)
     high: Shape = (7, 1, 8)
     saturation: Annotated[float, Field(gt=0, le=1)] = 0.5
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
-    patience: Annotated[int, Field(ge=1)] = 5
+    patience: Annotated[int, Field(ge=1, le=INT32_MAX)] = 5
     normalise: Literal["depth", "num_steps"] = "depth"
     margin: Annotated[float | None, Field(gt=0, le=1)] = 0.2
     guards: Literal["protected", "none"] = "protected"
     budget: Annotated[float | None, Field(ge=0)] = None
     budget_per_100: Annotated[float | None, Field(ge=0)] = None
-    max_promotions: Annotated[int | None, Field(ge=0)] = None
+    max_promotions: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
 
     @field_validator("margin", "budget", "budget_per_100", "max_promotions", mode="before")
     @classmethod
@@ -109,6 +118,20 @@ class SpeculativeConfig(Settings):
     @classmethod
     def _shape_from_text(cls, value: Any) -> Any:
         return tuple(value.replace("/", ",").split(",")) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        static, adaptive = ("num_steps", "topk", "num_draft_tokens"), ("low", "high", "saturation", "alpha", "patience", "normalise")
+        rule = ("margin", "guards", "budget", "budget_per_100", "max_promotions")
+        unused = {"static": adaptive, "adaptive": static, "off": (*static, *adaptive, *rule)}[self.policy]
+        for name in unused:
+            if (
+                name in self.model_fields_set
+                and getattr(self, name) != type(self).model_fields[name].default
+                and getattr(self, name) is not None
+            ):
+                raise ValueError(f"{name} has no effect with policy {self.policy}; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _guards_agree(self) -> Self:
@@ -141,10 +164,10 @@ class SamplingParams(Settings):
         ignore_eos: go on after end-of-sequence.
     """
 
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
-    max_tokens: Annotated[int, Field(ge=1)] = 256
-    min_tokens: Annotated[int, Field(ge=0)] = 0
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 256
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     ignore_eos: bool = False
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_heads import make_tiny_head
-from tiny_models import make_tiny_model, write_gguf
 
 from adaptivespec.cli.main import run
+from adaptivespec.evaluation.prompts import load_prompts
+from tiny_heads import make_tiny_head
+from tiny_models import make_tiny_model, write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["bench", "--arms", "static:3,4"], "arm 'static:3,4': expected num_steps,topk,num_draft_tokens"),
         (["bench", "--arms", "tree:3,4,4"], "only static and margin take a shape"),
         (["bench", "--arms", "margin:kapa=0.3"], "arm 'margin:kapa=0.3': unknown setting 'kapa'"),
+        (["bench", "--arms", "ar:margin=0.3"], "margin has no effect with policy off; leave it out"),
+        (["bench", "--arms", "tree:num_steps=9"], "num_steps has no effect with policy adaptive; leave it out"),
+        (["bench", "--arms", "margin:margin=0.3,margin=0.5"], "margin is given twice"),
+        (["bench", "--arms", "static:³,4,4"], "expected num_steps,topk,num_draft_tokens"),
+        (["generate", "hi", "--policy", "adaptive", "--speculative-num-steps", "9"], "num_steps has no effect with policy adaptive"),
+        (["generate", "hi", "--speculative-config", '{"kappa": 0.3, "margin": 0.4}'], "margin is given twice, as 'margin' too"),
+        (["generate", "hi", "--speculative-config", '{"num_steps": true}'], "num_steps: expected a number, not True"),
+        (["generate", "hi", "--speculative-config", "/bin/true"], "neither a JSON object nor a readable file (not text)"),
+        (["generate", "hi", "--device", "foo"], "device 'foo' is not supported; known: auto, cpu, cuda"),
+        (["generate", "hi", "--device", "cuda:7"], "device 'cuda:7' is not there"),
+        (["generate", "hi", "--temperature", "1e300"], "temperature"),
         (["bench", "--arms", "ar; ar"], "arm 'ar' is given twice"),
         (["bench", "--arms", " ; "], "no arms given"),
         (["bench", "--arms", "static:3,1,9"], "shape 3,1,9: topk 1 is a chain"),
@@ -88,8 +100,15 @@ def test_a_prompt_longer_than_the_context(target: Path, tmp_path: Path, capsys: 
     [("nonsense", "line 2: not JSON"), ('{"text": "x"}', "line 2: needs a field prompt or question"), ("[1]", "line 2: needs"),
      ('{"messages": []}', "line 2: needs"), ('{"prompt": 3}', "line 2: needs")],
 )  # fmt: skip
-def test_prompt_files(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_files_that_are_wrong(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"question": "fine"}\n' + line + "\n")
     assert run(["bench", "--prompts", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_prompt_files_of_other_systems(tmp_path: Path) -> None:
+    """A byte-order mark, CRLF, blank lines and Unicode line separators inside strings."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes("\ufeff".encode() + '{"prompt": "a\u2028b"}\r\n\r\n{"question": "c\u0085"}\r\n'.encode())
+    assert [m[0]["content"] for m in load_prompts(path)] == ["a\u2028b", "c\u0085"]

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_heads import make_tiny_head
-from tiny_models import make_tiny_model
 
 from adaptivespec import __version__
 from adaptivespec.cli.main import run
@@ -15,6 +13,8 @@ from adaptivespec.cli.render import draw_tree
 from adaptivespec.evaluation.prompts import load_prompts
 from adaptivespec.method.records import StepRecord
 from adaptivespec.method.tree import TreeShape
+from tiny_heads import make_tiny_head
+from tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +107,12 @@ def test_a_drawn_tree_names_every_node() -> None:
     assert any("'t4' promoted, p / p_top1 = 0.50" in line for line in lines)
     assert any("'t9' (target)" in line for line in lines)
     assert len(lines) == 5
+
+
+def test_an_answer_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from adaptivespec.cli.generate import show
+
+    show(Console(), "a\tb :smile: [red]\r\n", False)
+    assert capsys.readouterr().out == "a\tb :smile: [red]\r\n"

@@ -35,9 +35,7 @@ class SlowHead:
         w, p = self.w, "midlayer."
         heads, kv, dim = self.c["num_attention_heads"], self.c["num_key_value_heads"], self.c["head_dim"]
         h = torch.stack(hidden)
-        x = torch.cat(
-            [rms(self.embedding[torch.tensor(tokens)], w[p + "input_layernorm.weight"]), rms(h, w[p + "hidden_norm.weight"])], -1
-        )
+        x = torch.cat([rms(self.embedding[torch.tensor(tokens)], w[p + "input_layernorm.weight"]), rms(h, w[p + "hidden_norm.weight"])], -1)
         q = self.rope((x @ w[p + "self_attn.q_proj.weight"].T).view(-1, heads, dim))
         k = self.rope((x @ w[p + "self_attn.k_proj.weight"].T).view(-1, kv, dim))
         v = (x @ w[p + "self_attn.v_proj.weight"].T).view(-1, kv, dim)

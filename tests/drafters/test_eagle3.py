@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafters.slow_eagle3 import SlowHead
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tiny_heads import make_tiny_head
-from tiny_models import make_tiny_model
 
 from adaptivespec.drafters.eagle3 import Eagle3
 from adaptivespec.errors import UserError
 from adaptivespec.method.policy import Static
 from adaptivespec.method.tree import DraftTree, TreeShape
 from adaptivespec.models.loading import LoadedModel, load_model
+from drafters.slow_eagle3 import SlowHead
+from tiny_heads import make_tiny_head
+from tiny_models import make_tiny_model
 
 SHAPES = [TreeShape(3, 4, 4), TreeShape(3, 1, 4), TreeShape(5, 4, 8), TreeShape(6, 8, 16), TreeShape(7, 10, 60), TreeShape(1, 3, 3)]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_models import make_tiny_model
 
 from adaptivespec.models.loading import LoadedModel, load_model
+from tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3"])

@@ -24,7 +24,7 @@ class ReferenceDrafter:
         seed: of the places where the truth is put and of the wrong tokens.
     """
 
-    needs_features = False
+    feature_layers = ()
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], vocab: int, hit: float = 0.8, seed: int = 0) -> None:
         self.answers, self.vocab, self.hit, self.random = answers, vocab, hit, random.Random(seed)
@@ -61,11 +61,19 @@ class ReferenceDrafter:
 
     def _log_probs(self, rows: int, width: int) -> torch.Tensor:
         # a clear favourite, so that deep and narrow beats shallow and wide as with a real drafter
-        scores = torch.tensor([[-0.4 * self.random.random(), *(-1 - 3 * self.random.random() for _ in range(width - 1))] for _ in range(rows)])
+        scores = torch.tensor(
+            [[-0.4 * self.random.random(), *(-1 - 3 * self.random.random() for _ in range(width - 1))] for _ in range(rows)]
+        )
         return scores.sort(-1, descending=True).values - 0.1
 
     def draft(
-        self, slots: Sequence[int], last_tokens: torch.Tensor, root: Root, shapes: Sequence[TreeShape], policy: TreePolicy, state: PolicyState
+        self,
+        slots: Sequence[int],
+        last_tokens: torch.Tensor,
+        root: Root,
+        shapes: Sequence[TreeShape],
+        policy: TreePolicy,
+        state: PolicyState,
     ) -> DraftTree:
         self.drafted_slots += [slot for slot, shape in zip(slots, shapes, strict=True) if shape.num_steps]
         paths: dict[tuple[int, int], list[int]] = {}

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.fakes import ReferenceDrafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_heads import make_tiny_head
-from tiny_models import VOCAB
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.models.loading import LoadedModel
+from engine.fakes import ReferenceDrafter
+from tiny_heads import make_tiny_head
+from tiny_models import VOCAB
 
 STATIC = [(3, 4, 4), (3, 1, 4), (5, 4, 8), (6, 8, 16), (7, 10, 60), (15, 1, 16), (1, 1, 2), (2, 3, 5)]
 OFF = SpeculativeConfig(policy="off", margin=None)

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engine.fakes import ReferenceDrafter
-from tiny_models import EOS, VOCAB
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.engine.request import RequestOutput
 from adaptivespec.method.noise import gumbel
 from adaptivespec.models.kv_cache import make_block
 from adaptivespec.models.loading import LoadedModel
+from engine.fakes import ReferenceDrafter
+from tiny_models import EOS, VOCAB
 
 PROMPTS = [[5, 9, 33], [77], [12, 100, 101, 3]]
 SHAPE = {"policy": "static", "num_steps": 4, "topk": 4, "num_draft_tokens": 12}

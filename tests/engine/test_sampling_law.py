@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiny_heads import make_tiny_head
-from tiny_models import VOCAB
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.models.kv_cache import make_block
 from adaptivespec.models.loading import LoadedModel
+from tiny_heads import make_tiny_head
+from tiny_models import VOCAB
 
 PROMPT = [5, 9, 33]
 SEEDS = 3000

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine.fakes import ReferenceDrafter
-from tiny_heads import make_tiny_head
-from tiny_models import VOCAB
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.engine.request import Request
@@ -16,6 +13,9 @@ from adaptivespec.method.policy import Static
 from adaptivespec.method.tree import TreeShape
 from adaptivespec.models.loading import LoadedModel
 from adaptivespec.telemetry.stats import summarise
+from engine.fakes import ReferenceDrafter
+from tiny_heads import make_tiny_head
+from tiny_models import VOCAB
 
 CHAIN = SpeculativeConfig(policy="static", num_steps=5, topk=1, num_draft_tokens=6, margin=None)
 PROMPT = [5, 9, 33]
@@ -222,3 +222,41 @@ def test_streams_and_generate_share_an_engine(model: LoadedModel) -> None:
             for chunk in chunks:
                 tokens += chunk.token_ids
         assert got == expected[:2]
+
+
+def test_a_failed_prefill_leaves_the_engine_usable(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(model, max_running_requests=2)
+    open_stream = llm.stream(PROMPT, LONG)
+    tokens = next(open_stream).token_ids
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.runner, "prefill", lambda request: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[7], [8], [9]])
+    assert [r.prompt for r in llm.scheduler.running] == [PROMPT]
+    assert len(llm.scheduler.free) == 1
+    tokens += [t for chunk in open_stream for t in chunk.token_ids]
+    assert tokens == LLM(model).generate([PROMPT], LONG)[0].token_ids
+    assert sorted(llm.scheduler.free) == [0, 1]
+
+
+def test_prompt_forms(model: LoadedModel) -> None:
+    llm = LLM(model)
+    params = SamplingParams(max_tokens=3)
+    one = llm.generate([PROMPT], params)[0].token_ids
+    assert llm.generate(PROMPT, params)[0].token_ids == one
+    chat = [{"role": "user", "content": "hi"}]
+    assert llm.generate(chat, params)[0].token_ids == llm.generate([chat], params)[0].token_ids
+    for wrong in ([1.5, 2], [True, 2], [None]):
+        with pytest.raises(UserError, match="a prompt is a text, a list of token ids"):
+            llm.generate([wrong], params)  # type: ignore[list-item]
+    with pytest.raises(UserError, match="not valid Unicode"):
+        llm.generate("\udcff", params)
+
+
+def test_a_drafter_object_serves_one_llm(model: LoadedModel, tmp_path: Path) -> None:
+    from adaptivespec.drafters.eagle3 import Eagle3
+
+    drafter = Eagle3(make_tiny_head(tmp_path), model.decoder)
+    LLM(model, drafter=drafter)
+    with pytest.raises(UserError, match="already serves another LLM"):
+        LLM(model, drafter=drafter)

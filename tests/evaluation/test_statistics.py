@@ -15,6 +15,10 @@ def test_a_constant_ratio_has_no_spread() -> None:
     assert throughput_ratio([10, 20, 50], seconds, [5, 10, 25], seconds) == pytest.approx((2.0, 2.0, 2.0))
 
 
+def test_one_prompt_has_no_interval() -> None:
+    assert throughput_ratio([10], [1.0], [5], [1.0]) == (2.0, None, None)
+
+
 def test_total_over_total_is_not_a_mean_of_ratios() -> None:
     ratio, _, _ = throughput_ratio([100, 10], [1, 10], [100, 10], [1, 1])
     assert ratio == pytest.approx((110 / 11) / (110 / 2))
@@ -27,6 +31,8 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
         base = rng.uniform(1, 2, 30)
         seconds = base / 1.3 * rng.lognormal(0, 0.2, 30)
         _, low, high = throughput_ratio([100] * 30, seconds.tolist(), [100] * 30, base.tolist(), seed=trial)
+        assert low is not None
+        assert high is not None
         true = 1.3 / np.exp(0.02)  # the mean of a lognormal factor
         covered += low <= true <= high
     assert 0.88 <= covered / 200 <= 0.99

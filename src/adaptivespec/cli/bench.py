@@ -32,7 +32,7 @@ def bench(
         Path | None, typer.Option(help="JSON lines with a field prompt, question or messages; default: 24 packaged prompts.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
-    max_tokens: o.MaxTokens = 128,
+    max_tokens: o.MaxTokens = 64,
     temperature: o.Temperature = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of the bootstrap.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 1,
@@ -87,8 +87,9 @@ def bench(
             llm, chosen, as_prompts(llm, messages), params, repeats, lambda arm: progress.update(task, advance=1, description=arm.label)
         )
     baseline = next((r for r in results if r.arm.speculative.policy == "off"), None)
-    rows = {r.arm.label: describe(r, baseline, len(messages), seed) for r in results}
-    finished = min(len(r.tokens) for r in results)
+    rows = {r.arm.label: describe(r, baseline, seed) for r in results}
+    finished = len(results[0].answers)
+    complete = finished == repeats * len(messages)
     report = {
         "command": shlex.join(["adaptivespec", *sys.argv[1:]]),
         "machine": {
@@ -110,17 +111,19 @@ def bench(
         "prompts": len(messages),
         "repeats": repeats,
         "answers_per_arm": finished,
+        "complete": complete,
         "rss_after_imports_bytes": after_imports,
         "peak_rss_bytes": peak_rss_bytes(),
         "weights_bytes": llm.model.decoder.num_bytes,
         "kv_cache_bytes": llm.runner.cache.data.numel() * llm.runner.cache.data.element_size(),
         "arms": rows,
     }
-    if json is not None:
-        write_atomically(json, json_module.dumps(report, indent=2))
     Console().print(comparison_table(rows))
-    if finished < repeats * len(messages):
-        raise KeyboardInterrupt
+    if json is not None:
+        write(json, json_module.dumps(report, indent=2))
+    if not complete:
+        console.print(f"interrupted: {finished} of {repeats * len(messages)} answers per arm", style="red")
+        raise typer.Exit(130)
 
 
 def as_prompts(llm: Any, messages: list[list[dict[str, str]]]) -> list[Any]:
@@ -130,13 +133,18 @@ def as_prompts(llm: Any, messages: list[list[dict[str, str]]]) -> list[Any]:
 
 def check_writable(path: Path) -> None:
     """Refuse a result file that could not be written, before any work."""
+    path = path.resolve()
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is missing or read-only'}")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, then rename: a full disk never leaves half a file."""
+def write(path: Path, text: str) -> None:
+    """Write beside the target, then rename, so that a full disk never leaves half a file; devices and pipes are written to directly."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(text)

@@ -68,7 +68,7 @@ def demo(model: o.Model = "smollm2-135m", drafter: o.Drafter = None, max_tokens:
         console.print(Panel(answer, title=question, title_align="left"))
     console.print(Text.assemble("tokens in ", ("this colour", PROMOTED), " were promoted by the margin rule"), style="dim")
     baseline = results[arms[0].label]
-    console.print(comparison_table({label: describe(r, baseline, len(PROMPTS)) for label, r in results.items()}))
+    console.print(comparison_table({label: describe(r, baseline) for label, r in results.items()}))
     if drawn is not None:
         console.print(f"one draft tree (shape {drawn.shape}; [green]accepted[/], [bold yellow]promoted[/], [dim]rejected[/]):")
         console.print(draw_tree(drawn, lambda token: str(llm.tokenizer.decode([token]))))

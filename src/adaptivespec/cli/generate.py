@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.style import Style
 
 from ..config import SamplingParams
 from ..errors import UserError
@@ -69,12 +70,12 @@ def generate(
         max_running_requests=1,
     )
     messages = text if raw or not llm.tokenizer.chat_template else [{"role": "user", "content": text}]
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console()
     output = None
     for chunk in llm.stream(messages, params):
         if not json:
             for piece, promoted in zip(chunk.pieces, chunk.promoted, strict=True):
-                console.print(piece, end="", style=PROMOTED if promoted else None, markup=False)
+                show(console, piece, promoted)
         output = chunk.output
     assert output is not None
     summary = summarise(output.records)
@@ -96,12 +97,22 @@ def generate(
             )
         )
         return
-    console.print()
+    typer.echo()
     decode = summary.seconds_draft + summary.seconds_verify + summary.seconds_rest
     rate = (len(output.token_ids) - 1) / decode if decode else 0.0
     Console(stderr=True).print(
         f"{len(output.token_ids)} tokens, {rate:.1f} tok/s after the prompt, accept length {summary.accept_length:.2f}, "
-        f"{summary.promoted} promoted, finished by {output.finish_reason}",
+        f"{sum(output.promoted)} promoted, finished by {output.finish_reason}",
         style="dim",
         highlight=False,
     )
+
+
+def show(console: Console, piece: str, promoted: bool) -> None:
+    """Write a piece of the answer as it is: rich would expand tabs and replace emoji names. On a terminal, without its control codes."""
+    if console.is_terminal:
+        piece = piece.replace("\x1b", "")
+        if promoted and console.color_system is not None:
+            piece = Style.parse(PROMOTED).render(piece)
+    console.file.write(piece)
+    console.file.flush()

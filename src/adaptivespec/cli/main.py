@@ -49,9 +49,11 @@ def run(arguments: list[str]) -> int:
         return fail(str(error), 2)
     except (KeyboardInterrupt, EOFError):
         return fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    except BrokenPipeError:  # the reader of our output left, as `| head` does; nothing more can be said to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as error:  # rich's and click's own way out of a broken pipe
+        return error.code if isinstance(error.code, int) else 1
     except MemoryError:
         return fail("out of memory: try a smaller model or --context-length", 1)
     except OSError as error:

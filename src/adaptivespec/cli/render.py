@@ -24,13 +24,19 @@ def comparison_table(rows: dict[str, dict[str, Any]]) -> Table:
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption, caption_justify="left")
     for name in ("arm", "tok/s", "x plain", "accept", "taken", "promoted", "draft", "verify", "rest"):
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+        if name == "arm":
+            table.add_column(name, overflow="fold", min_width=12)  # long labels fold; numbers are never cut
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
     for label, row in rows.items():
         speedup, steps = row["speedup_vs_ar"], max(row["steps"], 1)
+        ratio = f"{speedup['ratio']:.2f}" if speedup else "-"
+        if speedup and speedup["low"] is not None:
+            ratio += f" ({speedup['low']:.2f}-{speedup['high']:.2f})"
         table.add_row(
             label,
             f"{row['tokens_per_second']:.1f}",
-            f"{speedup['ratio']:.2f} ({speedup['low']:.2f}-{speedup['high']:.2f})" if speedup else "-",
+            ratio,
             f"{row['accept_length']:.2f}",
             f"{row['acceptance_rate']:.0%}" if row["drafted"] else "-",
             f"{row['promoted_per_1k']:.1f}",

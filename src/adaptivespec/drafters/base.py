@@ -14,8 +14,8 @@ from ..method.tree import DraftTree, TreeShape
 class Drafter(Protocol):
     """Proposes trees of any `TreeShape`. The engine calls start, then commit and begin / draft in turn."""
 
-    needs_features: bool
-    """Whether `commit` must be given the target's hidden features."""
+    feature_layers: tuple[int, ...]
+    """Layers of the target whose inputs `commit` must be given; empty when the drafter needs none."""
 
     def allocate(self, num_slots: int, length: int, shapes: Sequence[TreeShape]) -> None:
         """Make room for requests of up to `length` tokens and trees of any of `shapes`."""

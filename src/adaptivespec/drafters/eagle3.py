@@ -88,13 +88,11 @@ class Eagle3:
         UserError: a head of another model, an unsupported variant, a missing or misshapen tensor, or a d2t out of range.
     """
 
-    needs_features = True
-
     def __init__(self, folder: Path, target: Decoder, aux_layers: str = "input") -> None:
         folder = Path(folder)
         dtype, device = target.dtype, target.device
         self.config = config = read_config(folder, target.config)
-        self.feature_layers = feature_layers(folder, target.config, aux_layers)
+        self.feature_layers: tuple[int, ...] = feature_layers(folder, target.config, aux_layers)
         self.dtype, self.device = dtype, device
         weights = SafetensorsWeights(folder)
         names, hidden = weights.names(), config.hidden_size
@@ -152,7 +150,13 @@ class Eagle3:
         return ids.to(self.device)
 
     def allocate(self, num_slots: int, length: int, shapes: Sequence[TreeShape]) -> None:
-        """A cache of `length` committed rows and the speculative rows of the largest of `shapes`, within the head's own context."""
+        """A cache of `length` committed rows and the speculative rows of the largest of `shapes`, within the head's own context.
+
+        Raises:
+            UserError: the drafter already serves another LLM.
+        """
+        if hasattr(self, "cache"):
+            raise UserError("this drafter object already serves another LLM: make one for each")
         self.speculative_rows = max(0, max(s.num_steps for s in shapes) - 1) * max(s.topk for s in shapes)
         self.length = min(length, self.config.max_position_embeddings - max(s.num_steps for s in shapes))
         rows = max(self.length, 0) + self.speculative_rows
@@ -231,8 +235,14 @@ class Eagle3:
             # A lone node per level sees everything before it: no mask.
             visible = None if width == 1 else level.visible
             block = make_block(requests, bases, starts, level.counts, visible, self.dtype, self.device)
+            position = torch.tensor(positions, device=self.device)
+            if min(level.counts) == width:  # no column is padding: views instead of masks, which cost more than the tree's other steps
+                out = self._layer(level.tokens.flatten(), parents.flatten(0, 1), position, block)
+                tokens, log_probs = self._top(out, width)
+                hidden = out.view(parents.shape)
+                return tokens.view(*level.tokens.shape, width), log_probs.view(*level.tokens.shape, width)
             real = level.real
-            out = self._layer(level.tokens[real], parents[real], torch.tensor(positions, device=self.device), block)
+            out = self._layer(level.tokens[real], parents[real], position, block)
             tokens, log_probs = self._top(out, width)
             hidden = out.new_zeros(*level.tokens.shape, out.shape[1])
             hidden[real] = out

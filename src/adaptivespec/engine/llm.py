@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,8 +41,27 @@ def build_policy(config: SpeculativeConfig) -> TreePolicy:
         raise UserError(str(error)) from None
 
 
+def check_unicode(text: str) -> None:
+    """Raise UserError for text that no tokenizer can read: lone surrogates, as arguments in a wrong encoding give."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid Unicode text (wrong encoding?)") from None
+
+
+def choose_device(name: str) -> str:
+    """`auto` is CUDA when there is a GPU. Raises UserError for a device that is not there or not supported."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name != "cpu" and not re.fullmatch(r"cuda(:\d+)?", name):
+        raise UserError(f"device {name!r} is not supported; known: auto, cpu, cuda, cuda:0, cuda:1, ...")
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+    return name
+
+
 class LLM:
-    """A target model with a drafter.
+    """A target model with a drafter. Not thread-safe.
 
     Args:
         model: a short name (`adaptivespec models`), a .gguf file, a folder, a hub id, or a loaded model.
@@ -68,7 +88,7 @@ class LLM:
         self._policies: dict[str, TreePolicy] = {}
         configs = [speculative or SpeculativeConfig(), *shapes_for]
         shapes = [shape for c in configs for shape in self._policy(c).reachable()]
-        device = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+        device = choose_device(config.device)
         self.model = model if isinstance(model, LoadedModel) else load_model(model, config.dtype, device)
         decoder, limit = self.model.decoder, self.model.config.max_position_embeddings
         if config.context_length is not None and config.context_length > limit:
@@ -78,8 +98,6 @@ class LLM:
             folder = resolve_drafter(drafter, self.model.source.preset)
             drafter = None if folder is None else Eagle3(folder, decoder, config.aux_layers)
         self.drafter = drafter
-        if isinstance(drafter, Eagle3):
-            decoder.aux_layers = drafter.feature_layers
         self.speculative = speculative or SpeculativeConfig(policy="adaptive" if drafter is not None else "off")
         self._require_drafter(self.speculative)
         self.max_nodes, self.max_shape = (
@@ -102,10 +120,15 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of chat messages (with the model's chat template), or of ids as they are."""
         if isinstance(prompt, str):
+            check_unicode(prompt)
             return [int(i) for i in self.tokenizer.encode(prompt)]
         if prompt and isinstance(prompt[0], Mapping):
+            for message in prompt:
+                check_unicode(str(message.get("content")))  # type: ignore[union-attr]
             return encode_chat(self.tokenizer, prompt)  # type: ignore[arg-type]
-        return [int(i) for i in prompt]  # type: ignore[arg-type]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
+            raise UserError("a prompt is a text, a list of token ids (ints) or a list of chat messages ({'role': ..., 'content': ...})")
+        return list(prompt)  # type: ignore[arg-type]
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raise UserError for an empty prompt, one that does not fit the context, or ids outside the vocabulary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,7 +12,7 @@ import torch
 from ..drafters.base import Drafter
 from ..method.acceptance import AcceptanceRule, Margin, Strict
 from ..method.guards import protected_mask
-from ..method.policy import PolicyState, Root, TreePolicy
+from ..method.policy import PolicyState, TreePolicy
 from ..method.records import StepRecord
 from ..method.tree import DraftTree, TreeShape, select_rows
 from ..models.decoder import Decoder
@@ -68,8 +69,8 @@ class Runner:
             visible = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril() if rows > 1 else None
             block = make_block([slot], [start], [start], [rows], visible, self.decoder.dtype, device)
             positions = torch.arange(start, end, device=device)
-            wants_features = drafter is not None and drafter.needs_features
-            hidden, features = self.decoder.forward(tokens[start:end], positions, self.cache, block, aux=wants_features)
+            layers = () if drafter is None else drafter.feature_layers
+            hidden, features = self.decoder.forward(tokens[start:end], positions, self.cache, block, layers)
             following = prompt[start + 1 : end + 1]
             if end == len(prompt):
                 root = DraftTree.root_only(tokens[-1:])
@@ -90,15 +91,14 @@ class Runner:
         cached = [self.cached[slot] for slot in slots]
         last = torch.tensor([r.token_ids[-1] for r in requests], device=self.decoder.device)
         state = _stack([r.state for r in requests])
-        groups = _by_policy(requests)
-        root, shapes, tree = self._draft(requests, groups, slots, last, state)
+        confidence, shapes, tree = self._draft(requests, last, state)
         drafted = time.perf_counter()
 
         sizes = tree.size.tolist()
         logits, features = self._forward(requests, slots, cached, tree, sizes)
         inputs = verify_inputs(logits, requests, tree, cached)
         if self.decoder.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.decoder.device)
         verified = time.perf_counter()
 
         lossy = any(r.config.kappa < 1 for r in requests)
@@ -106,7 +106,7 @@ class Runner:
         params = rule_params(requests, self._protected_masks(requests))
         acceptance = rule.accept(tree, inputs, params)
         planned = torch.tensor([s.num_steps for s in shapes], device=last.device)
-        for policy, rows in groups.items():
+        for policy, rows in _by_policy(requests).items():
             if len(rows) == len(requests):
                 after = policy.update(state, tree, acceptance, planned)
             else:
@@ -114,7 +114,6 @@ class Runner:
             for i, row in enumerate(rows):
                 requests[row].state = after if len(rows) == 1 else select_rows(after, [i])
 
-        confidence = None if root is None else root.confidence.tolist()
         rars, tokens, parents = state.rar.tolist(), tree.tokens.tolist(), tree.parents.tolist()
         paths, bonuses = acceptance.path.tolist(), acceptance.bonus.tolist()
         promoted, margins = acceptance.promoted.tolist(), acceptance.log_margin.tolist()
@@ -143,14 +142,14 @@ class Runner:
         for request, b, path, log_margins, was_promoted in records:
             request.records.append(
                 StepRecord(
-                    shape=shapes[b],
+                    shape=shapes[b] if sizes[b] > 1 else TreeShape.off(),
                     tokens=tokens[b][: sizes[b]],
                     parents=parents[b][: sizes[b]],
                     path=path,
                     promoted=was_promoted,
                     log_margins=log_margins,
                     bonus=bonuses[b],
-                    confidence=confidence[b] if confidence is not None and sizes[b] > 1 else None,
+                    confidence=confidence[b] if sizes[b] > 1 else None,
                     rar=rars[b],
                     spent=request.spent,
                     seconds_draft=seconds_draft,
@@ -160,24 +159,33 @@ class Runner:
             )
 
     def _draft(
-        self, requests: Sequence[Request], groups: dict[TreePolicy, list[int]], slots: list[int], last: torch.Tensor, state: PolicyState
-    ) -> tuple[Root | None, list[TreeShape], DraftTree]:
-        """Let each request's policy plan and the drafter grow the trees."""
-        if self.drafter is None or not any(r.drafts for r in requests):
-            return None, [TreeShape.off()] * len(requests), DraftTree.root_only(last)
-        root = self.drafter.begin(slots, self.max_topk)
+        self, requests: Sequence[Request], last: torch.Tensor, state: PolicyState
+    ) -> tuple[list[float | None], list[TreeShape], DraftTree]:
+        """Confidence, planned shape and tree of each request; requests that do not draft get their root alone."""
+        rows = [i for i, request in enumerate(requests) if request.drafts]
+        confidence: list[float | None] = [None] * len(requests)
         shapes = [TreeShape.off()] * len(requests)
-        for policy, rows in groups.items():
+        if self.drafter is None or not rows:
+            return confidence, shapes, DraftTree.root_only(last)
+        everyone = len(rows) == len(requests)
+        drafting = [requests[row] for row in rows]
+        slots = [request.slot for request in drafting]
+        roots, mine = (last, state) if everyone else (last[rows], select_rows(state, rows))
+        root = self.drafter.begin(slots, self.max_topk)
+        planned = list(shapes[: len(rows)])
+        for policy, members in _by_policy(drafting).items():
             reachable = policy.reachable()
-            if len(rows) == len(requests):
-                plan = policy.plan(state, root)
+            if len(members) == len(drafting):
+                plan = policy.plan(mine, root)
             else:
-                plan = policy.plan(select_rows(state, rows), select_rows(root, rows))
-            for row, index in zip(rows, plan.tolist(), strict=True):
-                shapes[row] = reachable[index]
-        # Pruning is the same for every policy that settings can name; only per-level policies differ, and they run alone.
-        tree = self.drafter.draft(slots, last, root, shapes, requests[0].policy, state)
-        return root, shapes, tree
+                plan = policy.plan(select_rows(mine, members), select_rows(root, members))
+            for member, index in zip(members, plan.tolist(), strict=True):
+                planned[member] = reachable[index]
+        # Pruning is the same for every policy that settings can name.
+        tree = self.drafter.draft(slots, roots, root, planned, drafting[0].policy, mine)
+        for row, shape, value in zip(rows, planned, root.confidence.tolist(), strict=True):
+            shapes[row], confidence[row] = shape, value
+        return confidence, shapes, tree if everyone else _spread(tree, rows, last)
 
     def _forward(
         self, requests: Sequence[Request], slots: list[int], cached: list[int], tree: DraftTree, sizes: list[int]
@@ -187,12 +195,12 @@ class Runner:
         positions = tree.depth + torch.tensor(cached, device=device)[:, None]
         visible = tree.ancestor_mask() if nodes > 1 else None
         block = make_block(slots, cached, cached, sizes, visible, self.decoder.dtype, device)
-        aux = self.drafter is not None and self.drafter.needs_features and any(r.drafts for r in requests)
+        layers = self.drafter.feature_layers if self.drafter is not None and any(r.drafts for r in requests) else ()
         if len(requests) == 1:
-            hidden, features = self.decoder.forward(tree.tokens[0], positions[0], self.cache, block, aux)
+            hidden, features = self.decoder.forward(tree.tokens[0], positions[0], self.cache, block, layers)
             return self.decoder.logits(hidden)[None], features
         real = torch.arange(nodes, device=device) < tree.size[:, None]
-        hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, aux)
+        hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, layers)
         return self.decoder.logits(hidden)[block.pad_index], features
 
     def _protected_masks(self, requests: Sequence[Request]) -> torch.Tensor:
@@ -210,6 +218,27 @@ def _by_policy(requests: Sequence[Request]) -> dict[TreePolicy, list[int]]:
     for i, request in enumerate(requests):
         groups.setdefault(request.policy, []).append(i)
     return groups
+
+
+def _spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
+    """The trees of some requests (`rows`) in a batch whose others have only their root, `last` [B]."""
+    alone, nodes = DraftTree.root_only(last), tree.tokens.shape[1]
+
+    def place(root: torch.Tensor, values: torch.Tensor, padding: float) -> torch.Tensor:
+        whole = torch.cat([root, root.new_full((len(last), nodes - 1), padding)], 1)
+        whole[rows] = values
+        return whole
+
+    size = alone.size.clone()
+    size[rows] = tree.size
+    return DraftTree(
+        place(alone.tokens, tree.tokens, 0),
+        place(alone.parents, tree.parents, -1),
+        place(alone.depth, tree.depth, 0),
+        place(alone.log_probs, tree.log_probs, -math.inf),
+        size,
+        tree.levels,
+    )
 
 
 def _stack(states: list[PolicyState]) -> PolicyState:

@@ -10,7 +10,7 @@ from .runner import Runner
 
 
 class Scheduler:
-    """First come, first served over the runner's slots."""
+    """First come, first served over the runner's slots. Not thread-safe."""
 
     def __init__(self, runner: Runner, num_slots: int) -> None:
         self.runner = runner
@@ -30,11 +30,14 @@ class Scheduler:
         """
         active: dict[int, Request] = {}
         while self.waiting and self.free:
-            request = self.waiting[0]
-            request.slot = heapq.heappop(self.free)
-            self.running.append(request)
-            self.waiting.popleft()
-            self.runner.prefill(request)
+            request = self.waiting.popleft()
+            self.running.append(request)  # before it takes a slot: whatever happens now, releasing it gives the slot back
+            try:
+                request.slot = heapq.heappop(self.free)
+                self.runner.prefill(request)
+            except BaseException:  # Ctrl-C too: a request without tokens must not stay among the running
+                self.abort(request)
+                raise
             active[id(request)] = request
         self._release_finished()
         if self.running:
@@ -56,4 +59,5 @@ class Scheduler:
     def _release_finished(self) -> None:
         for request in [r for r in self.running if r.finish_reason is not None]:
             self.running.remove(request)
-            heapq.heappush(self.free, request.slot)
+            if request.slot >= 0:
+                heapq.heappush(self.free, request.slot)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import SpeculativeConfig
+from ..config import ALIASES, SpeculativeConfig
 from ..errors import UserError, nearest
 
 BASES: dict[str, dict[str, Any]] = {
@@ -43,9 +43,12 @@ def parse_arm(text: str) -> Arm:
         raise UserError(f"unknown arm {name!r}{nearest(name, BASES)}")
     numbers = [part for part in rest.split(",") if part and "=" not in part]
     pairs = [part.partition("=") for part in rest.split(",") if "=" in part]
-    values: dict[str, Any] = {**BASES[name], **{key: value for key, _, value in pairs}}
+    keys = [key for key, _, _ in pairs]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise UserError(f"arm {label!r}: {twice[0]} is given twice")
+    values: dict[str, Any] = {**BASES[name], **{ALIASES.get(key, key): value for key, _, value in pairs}}
     if numbers:
-        if len(numbers) != 3 or not all(n.isdigit() for n in numbers) or values["policy"] != "static":
+        if len(numbers) != 3 or not all(n.isascii() and n.isdigit() for n in numbers) or values["policy"] != "static":
             raise UserError(f"arm {label!r}: expected num_steps,topk,num_draft_tokens (only static and margin take a shape) or key=value")
         values |= dict(zip(("num_steps", "topk", "num_draft_tokens"), map(int, numbers), strict=True))
     try:

@@ -23,14 +23,14 @@ def load_prompts(path: Path | None = None, limit: int | None = None) -> list[Mes
         UserError: an unreadable file, or a line that is not such an object; the message names the line.
     """
     if path is None:
-        text, name = resources.files(__package__).joinpath("data/prompts.jsonl").read_text(), "packaged prompts"
+        text, name = resources.files(__package__).joinpath("data/prompts.jsonl").read_text("utf-8"), "packaged prompts"
     else:
         name = str(path)
         try:
-            text = path.read_text()
+            text = path.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read prompts from {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
     prompts = [_messages(line, f"{name}, line {i}") for i, line in lines[:limit]]
     if not prompts:
         raise UserError(f"{name}: no prompts")
@@ -40,7 +40,7 @@ def load_prompts(path: Path | None = None, limit: int | None = None) -> list[Mes
 def _messages(line: str, where: str) -> Messages:
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{where}: not JSON") from None
     if isinstance(row, dict):
         for name in ("prompt", "question"):

@@ -9,7 +9,7 @@ import numpy as np
 
 def throughput_ratio(
     tokens: Sequence[float], seconds: Sequence[float], base_tokens: Sequence[float], base_seconds: Sequence[float], seed: int = 0
-) -> tuple[float, float, float]:
+) -> tuple[float, float | None, float | None]:
     """Total tokens per total second over the baseline's, with a paired bootstrap over prompts.
 
     Args:
@@ -18,7 +18,7 @@ def throughput_ratio(
         seed: of the 2,000 resamples.
 
     Returns:
-        The ratio and its 95 % percentile interval.
+        The ratio and its 95 % percentile interval; no interval for a single prompt, which says nothing about others.
     """
     columns = np.array([tokens, seconds, base_tokens, base_seconds], dtype=float)
 
@@ -26,6 +26,8 @@ def throughput_ratio(
         return np.asarray((totals[0] / totals[1]) / (totals[2] / totals[3]))
 
     count = columns.shape[1]
+    if count < 2:
+        return float(ratio(columns.sum(-1))), None, None
     picks = np.random.default_rng(seed).integers(0, count, size=(2000, count))
     resampled = ratio(columns[:, picks].sum(-1))
     low, high = np.percentile(resampled, [2.5, 97.5])

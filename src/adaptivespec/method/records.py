@@ -12,13 +12,13 @@ class StepRecord:
     """One request's step. Counts are of what was really drafted, before stop conditions cut the block.
 
     Attributes:
-        shape: the shape the policy asked for.
+        shape: the shape the policy asked for; off when nothing was drafted, as by a head beyond its context.
         tokens: the tree's tokens, the root first; parents: the parent index of each (-1 for the root).
         path: accepted node indices in order; promoted and log_margins: one entry per accepted node.
         bonus: the target's own token after the path.
         confidence: the drafter's top-1 probability at the root, None when nothing was drafted.
         rar: rolling acceptance ratio before the step.
-        spent: nats of the quality budget spent by the request after the step.
+        spent: nats of the quality budget spent by the request after the step, promotions that a stop condition cut off included.
         seconds_draft, seconds_verify, seconds_rest: wall time of the batch's step (shared by its requests).
     """
 

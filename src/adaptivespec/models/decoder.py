@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -90,7 +91,6 @@ class Decoder:
         self.layers = [Layer(config, weights, i, dtype, self.device) for i in range(config.num_layers)]
         self.norm = weights.load("model.norm.weight", dtype).to(self.device)
         self.rotary = Rotary(config, dtype, self.device)
-        self.aux_layers: tuple[int, ...] = config.aux_layers  # an EAGLE-3 head may ask for others
 
     @property
     def num_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, cache: KVCache, block: Block, aux: bool = False
+        self, tokens: torch.Tensor, positions: torch.Tensor, cache: KVCache, block: Block, aux_layers: Sequence[int] = ()
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the flattened rows of one block.
 
@@ -119,13 +119,12 @@ class Decoder:
             positions: [M] rotary positions (a tree node's is cached + depth, not its cache row).
             cache: written and read.
             block: where rows go and what they see.
-            aux: also return EAGLE-3's features.
+            aux_layers: layers whose inputs an EAGLE-3 drafter wants as features.
 
         Returns:
-            Normed hidden rows [M, H], and with `aux` the inputs of `self.aux_layers` concatenated, [M, 3H].
+            Normed hidden rows [M, H], and the inputs of `aux_layers` concatenated, [M, 3H], None without.
         """
         eps, shape = self.config.rms_norm_eps, (self.config.hidden_size,)
-        aux_layers = self.aux_layers if aux else ()
         angles = self.rotary.angles(positions)
         x = self.embedding[tokens]
         features = {}
@@ -135,7 +134,7 @@ class Decoder:
             x = x + layer.attention(F.rms_norm(x, shape, layer.input_norm, eps), angles, self.rotary, cache, i, block)
             x = x + layer.mlp(F.rms_norm(x, shape, layer.post_norm, eps))
         hidden = F.rms_norm(x, shape, self.norm, eps)
-        return hidden, torch.cat([features[i] for i in aux_layers], -1) if aux else None
+        return hidden, torch.cat([features[i] for i in aux_layers], -1) if aux_layers else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Normed hidden rows [M, H] -> [M, V]."""
