@@ -1,0 +1,1 @@
+"""Recipes: what was done to make the artefacts that the package ships."""
