@@ -19,8 +19,9 @@ ACCEPTED = "green"
 def comparison_table(rows: dict[str, dict[str, Any]]) -> Table:
     """Arms side by side, from `evaluation.bench.describe`; fits 80 columns."""
     caption = (
-        "tok/s of whole answers; x plain with its 95 % interval; accept: tokens per step,\n"
-        "bonus included; taken: of the drafted; promoted: per 1k; the rest in ms per step"
+        "tok/s of whole answers; x plain with its 95 % interval; accept: tokens\n"
+        "per step, bonus included; taken: of the drafted tokens; promoted: per\n"
+        "1,000 tokens; draft, verify and rest: ms per step"
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption, caption_justify="left")
     for name in ("arm", "tok/s", "x plain", "accept", "taken", "promoted", "draft", "verify", "rest"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,6 +33,16 @@ class Block:
     cache_rows: torch.Tensor | None = None
     pad_index: torch.Tensor | None = None
     unpad_index: torch.Tensor | None = None
+    _folded: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def folded_mask(self, group: int) -> torch.Tensor | None:
+        """The mask repeated for `group` query heads folded into rows, [B, 1, group * max(counts), end]; made once per forward."""
+        if self.mask is None:
+            return None
+        if group not in self._folded:
+            batch, _, _, width, end = self.mask.shape
+            self._folded[group] = self.mask.expand(batch, 1, group, width, end).reshape(batch, 1, group * width, end)
+        return self._folded[group]
 
 
 def make_block(
@@ -142,10 +152,7 @@ class KVCache:
             padded = queries[block.pad_index]
         # The heads that share a key head are folded into the rows, so keys are read once and never repeated.
         q = padded.view(batch, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, dim)
-        mask = block.mask
-        if mask is not None:
-            mask = mask.expand(batch, 1, group, width, block.end).reshape(batch, 1, group * width, block.end)
-        out = F.scaled_dot_product_attention(q, live[:, :kv_heads], live[:, kv_heads:], attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, live[:, :kv_heads], live[:, kv_heads:], attn_mask=block.folded_mask(group))
         out = out.view(batch, kv_heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(batch * width, heads * dim)
         return out if block.unpad_index is None else out[block.unpad_index]
 
