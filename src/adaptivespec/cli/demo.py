@@ -65,7 +65,8 @@ def demo(model: o.Model = "smollm2-135m", drafter: o.Drafter = None, max_tokens:
                 )
                 if best is not None and (drawn is None or best.num_promoted > drawn.num_promoted):
                     drawn = best
-        console.print(Panel(answer, title=question, title_align="left"))
+        console.print(question, style="bold")
+        console.print(Panel(answer))
     console.print(Text.assemble("tokens in ", ("this colour", PROMOTED), " were promoted by the margin rule"), style="dim")
     baseline = results[arms[0].label]
     console.print(comparison_table({label: describe(r, baseline) for label, r in results.items()}))
