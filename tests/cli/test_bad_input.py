@@ -34,7 +34,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hi", "--policy", "adaptiv"], "policy: Input should be 'adaptive', 'static' or 'off', not 'adaptiv'"),
         (["generate", "hi", "--guards", "none", "--budget", "2"], "guards=none switches every guard off"),
         (["generate", "  "], "the prompt is empty"),
-        (["generate", "hi", "--max-tokns", "3"], "No such option: --max-tokns"),
+        (["generate", "hi", "--max-tokns", "3"], "no such option --max-tokns; did you mean --max-tokens?"),
         (["generate", "hi", "--dtype", "bf61"], "unknown dtype 'bf61'; did you mean 'bf16'?"),
         (["generat", "hi"], "No such command 'generat'"),
         (["bench", "--arms", "ar; adaptivspec"], "unknown arm 'adaptivspec'; did you mean 'adaptivespec'?"),

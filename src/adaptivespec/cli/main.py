@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 
@@ -60,7 +61,11 @@ def run(arguments: list[str]) -> int:
         return fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors; typer may bring its own copy of click
-            return fail(error.format_message(), int(getattr(error, "exit_code", 2)))
+            message = error.format_message()
+            if name := getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None:
+                close = difflib.get_close_matches(name, getattr(error, "possibilities", None) or [], n=1)
+                message = f"no such option {name}" + (f"; did you mean {close[0]}?" if close else "; see --help")
+            return fail(message, int(getattr(error, "exit_code", 2)))
         if type(error).__name__ == "Abort":
             return fail("interrupted", 130)
         if type(error).__name__ == "Exit":
