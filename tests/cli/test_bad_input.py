@@ -36,6 +36,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "  "], "the prompt is empty"),
         (["generate", "hi", "--max-tokns", "3"], "no such option --max-tokns; did you mean --max-tokens?"),
         (["generate", "hi", "--dtype", "bf61"], "unknown dtype 'bf61'; did you mean 'bf16'?"),
+        (["generate", "hi", "--low", "3,4,4"], "no such option --low; set low with --speculative-config (generate) or in an arm (bench)"),
+        (["generate", "hi", "--topk", "2"], "no such option --topk; did you mean --speculative-eagle-topk?"),
         (["generat", "hi"], "No such command 'generat'"),
         (["bench", "--arms", "ar; adaptivspec"], "unknown arm 'adaptivspec'; did you mean 'adaptivespec'?"),
         (["bench", "--arms", "static:3,4"], "arm 'static:3,4': expected num_steps,topk,num_draft_tokens"),

@@ -121,6 +121,8 @@ def bench(
     Console().print(comparison_table(rows))
     if json is not None:
         write(json, json_module.dumps(report, indent=2))
+    if finished < 10:
+        console.print(f"only {finished} answers per arm: too few to tell arms apart", style="yellow")
     if not complete:
         console.print(f"interrupted: {finished} of {repeats * len(messages)} answers per arm", style="red")
         raise typer.Exit(130)

@@ -105,6 +105,7 @@ def generate(
         f"{sum(output.promoted)} promoted, finished by {output.finish_reason}",
         style="dim",
         highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -9,6 +9,7 @@ import sys
 import typer
 from rich.console import Console
 
+from ..config import SpeculativeConfig
 from ..errors import UserError
 from . import bench, demo, generate, models
 
@@ -40,6 +41,17 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+def no_such_option(name: str, options: list[str]) -> str:
+    """The flag that was probably meant: one that ends alike, a setting without a flag of its own, or the nearest name."""
+    setting = name.lstrip("-").replace("-", "_")
+    if alike := [option for option in options if option.endswith(f"-{name.lstrip('-')}")]:
+        return f"no such option {name}; did you mean {alike[0]}?"
+    if setting in SpeculativeConfig.model_fields:
+        return f"no such option {name}; set {setting} with --speculative-config (generate) or in an arm (bench)"
+    close = difflib.get_close_matches(name, options, n=1)
+    return f"no such option {name}" + (f"; did you mean {close[0]}?" if close else "; see --help")
+
+
 def run(arguments: list[str]) -> int:
     """The exit code of a command line: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
     command = typer.main.get_command(app)
@@ -62,9 +74,12 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors; typer may bring its own copy of click
             message = error.format_message()
-            if name := getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None:
-                close = difflib.get_close_matches(name, getattr(error, "possibilities", None) or [], n=1)
-                message = f"no such option {name}" + (f"; did you mean {close[0]}?" if close else "; see --help")
+            if type(error).__name__ == "NoSuchOption":
+                context = getattr(error, "ctx", None)
+                options = [option for parameter in context.command.params for option in parameter.opts] if context else []
+                message = no_such_option(str(getattr(error, "option_name", "")), options)
+            if not message.strip():  # no arguments at all: the help was printed
+                return 2
             return fail(message, int(getattr(error, "exit_code", 2)))
         if type(error).__name__ == "Abort":
             return fail("interrupted", 130)

