@@ -260,3 +260,11 @@ def test_a_drafter_object_serves_one_llm(model: LoadedModel, tmp_path: Path) -> 
     LLM(model, drafter=drafter)
     with pytest.raises(UserError, match="already serves another LLM"):
         LLM(model, drafter=drafter)
+
+
+def test_a_missing_drafter_is_refused_before_weights_are_read(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adaptivespec.engine.llm.load_model", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(UserError, match="no drafter 'nosuch'"):
+        LLM(model_folder, drafter="nosuch")
+    with pytest.raises(UserError, match="policy adaptive needs a drafter"):
+        LLM(model_folder, speculative=SpeculativeConfig())

@@ -118,9 +118,11 @@ def bench(
         "kv_cache_bytes": llm.runner.cache.data.numel() * llm.runner.cache.data.element_size(),
         "arms": rows,
     }
-    Console().print(comparison_table(rows))
-    if json is not None:
-        write(json, json_module.dumps(report, indent=2))
+    try:
+        Console().print(comparison_table(rows))
+    finally:  # whoever reads the table may have left, as `| head` does; the file is written all the same
+        if json is not None:
+            write(json, json_module.dumps(report, indent=2))
     if finished < 10:
         console.print(f"only {finished} answers per arm: too few to tell arms apart", style="yellow")
     if not complete:

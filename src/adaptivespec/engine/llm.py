@@ -15,7 +15,7 @@ from ..drafters.base import Drafter
 from ..drafters.eagle3 import Eagle3
 from ..errors import UserError
 from ..method.policy import TreePolicy, make_policy
-from ..models.catalogue import resolve_drafter
+from ..models.catalogue import resolve_drafter, resolve_model
 from ..models.loading import LoadedModel, load_model
 from ..models.tokenizer import encode_chat
 from .request import Request, RequestOutput, StreamChunk
@@ -60,6 +60,12 @@ def choose_device(name: str) -> str:
     return name
 
 
+def require_drafter(config: SpeculativeConfig, has_drafter: bool) -> None:
+    """Raise UserError for settings that draft where nothing can."""
+    if config.policy != "off" and not has_drafter:
+        raise UserError(f"policy {config.policy} needs a drafter, and this model has none: name one with drafter=, or use policy off")
+
+
 class LLM:
     """A target model with a drafter. Not thread-safe.
 
@@ -89,26 +95,26 @@ class LLM:
         configs = [speculative or SpeculativeConfig(), *shapes_for]
         shapes = [shape for c in configs for shape in self._policy(c).reachable()]
         device = choose_device(config.device)
-        self.model = model if isinstance(model, LoadedModel) else load_model(model, config.dtype, device)
+        # The drafter is looked for before the target's weights are read: a wrong name costs no wait.
+        source = model.source if isinstance(model, LoadedModel) else resolve_model(model)
+        folder = resolve_drafter(drafter, source.preset) if drafter is None or isinstance(drafter, str | Path) else None
+        drafts = folder is not None or not (drafter is None or isinstance(drafter, str | Path))
+        self.speculative = speculative or SpeculativeConfig(policy="adaptive" if drafts else "off")
+        require_drafter(self.speculative, drafts)
+        self.model = model if isinstance(model, LoadedModel) else load_model(source, config.dtype, device)
         decoder, limit = self.model.decoder, self.model.config.max_position_embeddings
         if config.context_length is not None and config.context_length > limit:
             raise UserError(f"context_length {config.context_length} is more than the model's {limit}")
         self.context_length = config.context_length or min(limit, DEFAULT_CONTEXT)
-        if drafter is None or isinstance(drafter, str | Path):
-            folder = resolve_drafter(drafter, self.model.source.preset)
-            drafter = None if folder is None else Eagle3(folder, decoder, config.aux_layers)
-        self.drafter = drafter
-        self.speculative = speculative or SpeculativeConfig(policy="adaptive" if drafter is not None else "off")
-        self._require_drafter(self.speculative)
-        self.max_nodes, self.max_shape = (
-            max(s.num_draft_tokens for s in shapes),
-            (
-                max(s.num_steps for s in shapes),
-                max(s.topk for s in shapes),
-            ),
-        )
+        self.drafter: Drafter | None = None
+        if folder is not None:
+            self.drafter = Eagle3(folder, decoder, config.aux_layers)
+        elif drafter is not None and not isinstance(drafter, str | Path):
+            self.drafter = drafter
+        self.max_nodes = max(s.num_draft_tokens for s in shapes)
+        self.max_steps, self.max_topk = max(s.num_steps for s in shapes), max(s.topk for s in shapes)
         slots = config.max_running_requests
-        self.runner = Runner(decoder, drafter, self.context_length, slots, shapes, config.prefill_chunk)
+        self.runner = Runner(decoder, self.drafter, self.context_length, slots, shapes, config.prefill_chunk)
         self.scheduler = Scheduler(self.runner, slots)
         self._special_ids: frozenset[int] | None = None
 
@@ -210,10 +216,10 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams, speculative: SpeculativeConfig | None) -> Request:
         config = speculative or self.speculative
-        self._require_drafter(config)
+        require_drafter(config, self.drafter is not None)
         policy = self._policy(config)
         for shape in policy.reachable():
-            if shape.num_draft_tokens > self.max_nodes or shape.num_steps > self.max_shape[0] or shape.topk > self.max_shape[1]:
+            if shape.num_draft_tokens > self.max_nodes or shape.num_steps > self.max_steps or shape.topk > self.max_topk:
                 raise UserError(f"shape {shape} is larger than this LLM has room for; pass its settings to LLM(shapes_for=[...])")
         ids = self.encode(prompt)
         self.check_prompt(ids)
@@ -253,10 +259,6 @@ class LLM:
         if key not in self._policies:
             self._policies[key] = build_policy(config)
         return self._policies[key]
-
-    def _require_drafter(self, config: SpeculativeConfig) -> None:
-        if config.policy != "off" and self.drafter is None:
-            raise UserError(f"policy {config.policy} needs a drafter, and this model has none: name one with drafter=, or use policy off")
 
     def _has_tokenizer(self) -> bool:
         try:

@@ -50,11 +50,13 @@ class LoadedModel:
         return self._tokenizer
 
 
-def load_model(name_or_path: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> LoadedModel:
+def load_model(
+    name_or_path: str | Path | ModelSource, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+) -> LoadedModel:
     """Load a decoder.
 
     Args:
-        name_or_path: a short name, a .gguf file, a folder, or a hub id.
+        name_or_path: a short name, a .gguf file, a folder, or a hub id; or where one of these led.
         dtype: "auto" (see `choose_dtype`), a name in `DTYPES`, or a torch dtype.
         device: "cpu" or a CUDA device.
 
@@ -62,7 +64,7 @@ def load_model(name_or_path: str | Path, dtype: str | torch.dtype = "auto", devi
         UserError: unknown model or dtype, damaged files, or a model that AdaptiveSpec does not support.
     """
     dtype = choose_dtype(dtype, torch.device(device))
-    source = resolve_model(name_or_path)
+    source = name_or_path if isinstance(name_or_path, ModelSource) else resolve_model(name_or_path)
     config, weights = open_checkpoint(source.path)
     return LoadedModel(config, Decoder(config, weights, dtype, torch.device(device)), source)
 
