@@ -132,7 +132,7 @@ class FakeTarget:
         if key not in self._scores:
             noise = gumbel(torch.tensor([seed]), torch.tensor([len(context)]), self.vocab_size)[:, None] if temperature else None
             inputs = VerifyInputs.from_logits(self.logits(context)[None, None], torch.tensor([temperature]), noise)
-            self._scores[key] = inputs.scores[0, 0]
+            self._scores[key] = inputs.scores[0]
         return self._scores[key]
 
     def choose(self, context: Sequence[int], temperature: float = 0.0, seed: int = 0) -> int:

@@ -20,7 +20,7 @@ class SlowRequest:
         self.size = int(tree.size[b])
         self.tokens = tree.tokens[b].tolist()
         self.parents = tree.parents[b].tolist()
-        self.scores = inputs.scores[b].tolist()
+        self.scores = inputs.scores[inputs.rows[b]].tolist()
         self.kappa = float(params.kappa[b])
         self.protect = bool(params.protect[b])
         self.protected = params.protected[b if len(params.protected) > 1 else 0].tolist()

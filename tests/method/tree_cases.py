@@ -41,13 +41,14 @@ class Case:
         size, rows = int(self.tree.size[b]), slice(b, b + 1)
         tree, inputs, params = self.tree, self.inputs, self.params
         nodes = [x[rows, :size] for x in (tree.tokens, tree.parents, tree.depth, tree.log_probs)]
-        verified = [x[rows, :size] for x in (inputs.logits, inputs.scores, inputs.choice, inputs.top)]
+        flat = inputs.rows[b, :size]
+        logits, scores, own = inputs.logits[flat], inputs.scores[flat], torch.arange(size)[None]
         settings = {field.name: getattr(params, field.name)[rows] for field in dataclasses.fields(params)}
         if len(params.protected) == 1:
             settings["protected"] = params.protected
         return Case(
             DraftTree(*nodes, tree.size[rows], int(tree.depth[b].max())),
-            VerifyInputs(*verified, inputs.temperature[rows]),
+            VerifyInputs(logits, scores, own, inputs.choice[rows, :size], inputs.top[rows, :size], inputs.temperature[rows]),
             RuleParams(**settings),
         )
 
@@ -118,7 +119,7 @@ def cases(draw: Any, max_batch: int = 4) -> Case:
     requests = []
     for b, request in enumerate(parents):
         nodes = Nodes([0], request, [0.0])
-        best_first = inputs.scores[b].argsort(dim=-1, descending=True, stable=True).tolist()
+        best_first = inputs.scores[inputs.rows[b]].argsort(dim=-1, descending=True, stable=True).tolist()
         for parent in request[1:]:
             rank = rng.choice([0, 1, 1, 2, 2, 3, 5, 7]) % vocab_size
             nodes.tokens.append(best_first[parent][rank])

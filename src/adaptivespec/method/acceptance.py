@@ -18,20 +18,22 @@ from .tree import DraftTree
 
 @dataclass(frozen=True)
 class VerifyInputs:
-    """What one target forward says about every node.
+    """What one target forward says about every node. Rows of all requests lie flat, without padding, as engines produce them.
 
     Attributes:
-        logits: [B, N, V] after penalties, masks, top-k, top-p and min-p, before temperature; -inf where masked.
-        scores: [B, N, V], logits + temperature * Gumbel noise; the same tensor when every temperature is 0.
+        logits: [R, V] after penalties, masks, top-k, top-p and min-p, before temperature; -inf where masked.
+        scores: [R, V], logits + temperature * Gumbel noise; the same tensor when every temperature is 0.
+        rows: int64 [B, N], the row of each node; padding repeats any valid row.
         choice: int64 [B, N], the argmax of scores: the token that plain decoding would emit after this node.
         top: [B, N], the maximum of scores.
         temperature: fp32 [B].
         coins: fp32 [B, N] uniforms, for rules that toss one; None otherwise.
-        q: [B, N, V] the drafter's distribution, for rejection sampling; None otherwise.
+        q: [R, V] the drafter's distribution, for rejection sampling; None otherwise.
     """
 
     logits: torch.Tensor
     scores: torch.Tensor
+    rows: torch.Tensor
     choice: torch.Tensor
     top: torch.Tensor
     temperature: torch.Tensor
@@ -39,11 +41,18 @@ class VerifyInputs:
     q: torch.Tensor | None = None
 
     @classmethod
-    def from_logits(cls, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor | None = None) -> VerifyInputs:
-        """Scores and choices from logits [B, N, V], temperature [B] and Gumbel noise [B, N, V] (None when all are at 0)."""
-        scores = logits if noise is None else torch.addcmul(logits.float(), noise, temperature[:, None, None])
+    def from_rows(cls, logits: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor, temperature: torch.Tensor) -> VerifyInputs:
+        """Choices from flat logits and scores [R, V], the nodes' rows [B, N] and temperature [B]."""
         top, choice = scores.max(-1)  # much faster than argmax on wide rows
-        return cls(logits, scores, choice, top, temperature)
+        return cls(logits, scores, rows, choice[rows], top[rows], temperature)
+
+    @classmethod
+    def from_logits(cls, logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor | None = None) -> VerifyInputs:
+        """From padded logits [B, N, V], temperature [B] and Gumbel noise [B, N, V] (None when all are at 0)."""
+        batch, nodes, vocab = logits.shape
+        scores = logits if noise is None else torch.addcmul(logits.float(), noise, temperature[:, None, None])
+        rows = torch.arange(batch * nodes, device=logits.device).view(batch, nodes)
+        return cls.from_rows(logits.reshape(-1, vocab), scores.reshape(-1, vocab), rows, temperature)
 
 
 @dataclass(frozen=True)
@@ -84,9 +93,8 @@ def child_margins(tree: DraftTree, inputs: VerifyInputs) -> torch.Tensor:
 
     At temperature 0 this is log(p(token) / p(top-1)).
     """
-    batch, nodes, vocab = inputs.scores.shape
     parent = tree.parents.clamp(min=0)
-    score = inputs.scores.reshape(batch, nodes * vocab).gather(1, parent * vocab + tree.tokens)
+    score = inputs.scores[inputs.rows.gather(1, parent), tree.tokens]
     margin = score.double() - inputs.top.double().gather(1, parent)
     return torch.where(tree.drafted, margin, -math.inf)
 
