@@ -1,10 +1,10 @@
-"""Tiny random EAGLE-3 heads in the public layout."""
+"""Tiny random EAGLE-3 heads in the layouts that public ones come in."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -19,10 +19,24 @@ def make_tiny_head(
     own_embeddings: bool = False,
     seed: int = 0,
     max_positions: int = 512,
+    layout: Literal["public", "speculators"] = "public",
+    format: Literal["safetensors", "bin"] = "safetensors",
     tensors: dict[str, torch.Tensor | None] | None = None,
     **config: Any,
 ) -> Path:
-    """Write config.json and model.safetensors; `tensors` replaces (or with None removes) single tensors."""
+    """Write config.json and the weights.
+
+    Args:
+        folder: made where it is not there.
+        hidden, target_hidden, vocab, draft_vocab: sizes; `vocab` and `target_hidden` are the target's.
+        own_embeddings: bring embed_tokens instead of sharing the target's.
+        seed: of the weights, the same in every layout and format.
+        max_positions: the head's context.
+        layout: names of the public checkpoints, or those of the speculators library.
+        format: model.safetensors, or pytorch_model.bin.
+        tensors: replaces (or with None removes) single tensors, by their names in the public layout.
+        config: further or other settings; in the speculators layout those of the top level.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
 
@@ -56,8 +70,13 @@ def make_tiny_head(
             del values[name]
         else:
             values[name] = tensor
-    save_file(values, folder / "model.safetensors")
-    description = {
+    if layout == "speculators":
+        values = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in values.items()}
+    if format == "bin":
+        torch.save(values, folder / "pytorch_model.bin")
+    else:
+        save_file(values, folder / "model.safetensors")
+    description: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": hidden,
@@ -73,8 +92,20 @@ def make_tiny_head(
         "max_position_embeddings": max_positions,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        **({"target_hidden_size": target_hidden} if target_hidden else {}),
-        **config,
     }
+    if layout == "speculators":
+        del description["architectures"], description["draft_vocab_size"]
+        description = {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.3.0",
+            "draft_vocab_size": draft_vocab,
+            "norm_before_residual": False,
+            "target_hidden_size": target_hidden,
+            "transformer_layer_config": description,
+        }
+    elif target_hidden:
+        description["target_hidden_size"] = target_hidden
+    description.update(config)
     (folder / "config.json").write_text(json.dumps(description))
     return folder

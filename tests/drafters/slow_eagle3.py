@@ -44,7 +44,8 @@ class SlowHead:
             group = head // (heads // kv)
             weights = torch.softmax(k[:, group] @ q[-1, head] / dim**0.5, 0)
             out.append(weights @ v[:, group])
-        h_last = h[-1] + torch.cat(out) @ w[p + "self_attn.o_proj.weight"].T
+        residual = rms(h[-1], w[p + "hidden_norm.weight"]) if self.c.get("norm_before_residual") else h[-1]
+        h_last = residual + torch.cat(out) @ w[p + "self_attn.o_proj.weight"].T
         y = rms(h_last, w[p + "post_attention_layernorm.weight"])
         gate, up = y @ w[p + "mlp.gate_proj.weight"].T, y @ w[p + "mlp.up_proj.weight"].T
         return h_last + (torch.nn.functional.silu(gate) * up) @ w[p + "mlp.down_proj.weight"].T

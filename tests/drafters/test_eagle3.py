@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from adaptivespec.drafters.eagle3 import Eagle3
 from adaptivespec.errors import UserError
 from adaptivespec.method.policy import Static
-from adaptivespec.method.tree import DraftTree, TreeShape
+from adaptivespec.method.tree import TreeShape
 from adaptivespec.models.loading import LoadedModel, load_model
 from drafters.slow_eagle3 import SlowHead
+from drafters.tree_paths import paths
 from tiny_heads import make_tiny_head
 from tiny_models import make_tiny_model
 
@@ -26,17 +27,6 @@ SHAPES = [TreeShape(3, 4, 4), TreeShape(3, 1, 4), TreeShape(5, 4, 8), TreeShape(
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(make_tiny_model("llama", tmp_path_factory.mktemp("target")), "fp32")
-
-
-def paths(tree: DraftTree, row: int = 0) -> dict[tuple[int, ...], float]:
-    """Paths of drafted tokens and their log-probabilities."""
-    found: dict[int, tuple[int, ...]] = {0: ()}
-    for node in range(1, int(tree.size[row])):
-        parent = int(tree.parents[row, node])
-        assert parent < node
-        found[node] = (*found[parent], int(tree.tokens[row, node]))
-        assert tree.depth[row, node] == len(found[node])
-    return {path: float(tree.log_probs[row, node]) for node, path in found.items() if node}
 
 
 def feed(drafter: Eagle3, slot: int, features: torch.Tensor, tokens: list[int], pieces: list[int]) -> None:
@@ -50,11 +40,16 @@ def feed(drafter: Eagle3, slot: int, features: torch.Tensor, tokens: list[int], 
         start = end
 
 
-@pytest.mark.parametrize("variant", ["offsets", "own embeddings", "whole vocabulary"])
+@pytest.mark.parametrize("variant", ["offsets", "own embeddings", "whole vocabulary", "norm_before_residual"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_trees_equal_the_oracle(target: LoadedModel, tmp_path: Path, shape: TreeShape, variant: str) -> None:
     vocab = 128 if variant == "whole vocabulary" else 48
-    folder = make_tiny_head(tmp_path, draft_vocab=vocab, own_embeddings=variant == "own embeddings")
+    folder = make_tiny_head(
+        tmp_path,
+        draft_vocab=vocab,
+        own_embeddings=variant == "own embeddings",
+        norm_before_residual=variant == "norm_before_residual",
+    )
     drafter, slow = Eagle3(folder, target.decoder), SlowHead(folder, target.decoder.embedding)
     drafter.allocate(3, 64, [shape])
     features, tokens = torch.randn(17, 192), torch.randint(0, 128, (17,)).tolist()
@@ -135,7 +130,10 @@ REFUSALS = {
     "shape of q": ({"tensors": {"midlayer.self_attn.q_proj.weight": torch.zeros(64, 64)}}, "q_proj.weight is [64, 64], expected [64, 128]"),
     "two layers": ({"num_hidden_layers": 2}, "is not an EAGLE-3 head: architectures ['LlamaForCausalLMEagle3'] with 2 layers"),
     "architecture": ({"architectures": ["LlamaForCausalLMEagle"]}, "is not an EAGLE-3 head"),
-    "norm_output": ({"eagle_config": {"norm_output": True}}, "norm_output or norm_before_residual are not supported"),
+    "norm_output": ({"eagle_config": {"norm_output": True}}, "heads with norm_output are not supported"),
+    "norm_before_fc": ({"norm_before_fc": True}, "heads with norm_before_fc are not supported"),
+    "unknown tensor": ({"tensors": {"input_norm.weight": torch.ones(192)}}, "has the tensor input_norm.weight, which no supported"),
+    "bias": ({"tensors": {"midlayer.self_attn.q_proj.bias": torch.ones(64)}}, "has the tensor midlayer.self_attn.q_proj.bias"),
     "no features": ({"eagle_config": {"use_aux_hidden_state": False}}, "heads without auxiliary hidden states"),
     "layer ids": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]}}, "must be three layers of the target's 6"),
 }

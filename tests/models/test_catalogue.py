@@ -143,9 +143,20 @@ def test_drafters(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch)
     assert resolve_drafter(None, small) == tmp_path / "heads" / "smollm2-135m"
     with pytest.raises(UserError, match="no drafter 'eagle'"):
         resolve_drafter("eagle", small)
+    with pytest.raises(UserError, match=r"no drafter 'smolm2-135m': .*; did you mean 'smollm2-135m'"):
+        resolve_drafter("smolm2-135m", small)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError, match="is a file; name the folder"):
         resolve_drafter(tmp_path / "model.safetensors", small)
+
+
+def test_draft_models(tmp_path: Path, hub: FakeHub, smollm2_gguf: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.touch()
+    assert resolve_drafter(file, None) == file
+    assert resolve_drafter(str(tmp_path), None) == file  # a folder that holds one GGUF
+    assert resolve_drafter("SmolLM2-135M", None) == smollm2_gguf
+    assert names(resolve_drafter("me/mine", None)) == {"config.json", "tokenizer.json", "generation_config.json", "model.safetensors"}
 
 
 def hub_error(kind: Any) -> Exception:

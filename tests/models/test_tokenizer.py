@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adaptivespec.errors import UserError
 from adaptivespec.models.gguf_file import GGUFFile
 from adaptivespec.models.gguf_tokenizer import build_tokenizer
-from adaptivespec.models.tokenizer import encode_chat, load_tokenizer
+from adaptivespec.models.tokenizer import check_same_tokenizer, encode_chat, load_tokenizer
 from tiny_models import write_gguf
 
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "1 2", "12 3", "Ġ Ġ", "Ċ Ċ", "' t"]
@@ -163,3 +163,31 @@ def test_transformers_is_imported_only_for_a_tokenizer(tiny_folders: dict[str, P
         f"load_model({str(tiny_folders['llama'])!r}, 'float32'); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_same_tokenizer_in_two_formats_is_accepted(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    tokens = vocabulary()
+    padded = [*tokens, *(f"[PAD{i}]" for i in range(len(tokens), len(tokens) + 20))]
+    kinds = [3] * len(CONTROL) + [4] * len(USER_DEFINED) + [1] * (len(padded) - len(CONTROL + USER_DEFINED))
+    file = write_gguf(tiny_folders["llama"], tmp_path / "a.gguf", fields("qwen2"))
+    longer = write_gguf(tiny_folders["llama"], tmp_path / "b.gguf", fields("qwen2", tokens=padded, token_type=kinds))
+    load_tokenizer(file).save_pretrained(tmp_path / "folder")
+    ours, theirs, folders = load_tokenizer(file), load_tokenizer(longer), load_tokenizer(tmp_path / "folder")
+    for pair in ((ours, theirs), (theirs, ours), (ours, folders), (folders, theirs)):
+        check_same_tokenizer(*pair, len(padded))
+
+
+def test_another_tokenizer_is_refused_with_the_first_token_that_differs(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    tokens = vocabulary()
+    size, one, two = len(tokens), len(tokens) - 3, len(tokens) - 2
+    tokens[one], tokens[two] = tokens[two], tokens[one]
+    ours = load_tokenizer(write_gguf(tiny_folders["llama"], tmp_path / "a.gguf", fields("qwen2")))
+    swapped = load_tokenizer(write_gguf(tiny_folders["llama"], tmp_path / "b.gguf", fields("qwen2", tokens=tokens)))
+    message = f"token {one} is {tokens[two]!r} for the target and {tokens[one]!r} for the draft model; use a draft model"
+    with pytest.raises(UserError, match=message):
+        check_same_tokenizer(ours, swapped, size)
+    ours.add_tokens(["<extra>"])
+    plain = load_tokenizer(tmp_path / "a.gguf")
+    check_same_tokenizer(ours, plain, size)  # a token that one of the models cannot express
+    with pytest.raises(UserError, match=f"token {size} is '<extra>' for the target and nothing for the draft model"):
+        check_same_tokenizer(ours, plain, size + 1)

@@ -93,7 +93,8 @@ def grow(
         scores = torch.where(limit, log_probs[:, :, None] + child_log_probs, -math.inf).flatten(1)
         child_tokens = child_tokens.flatten(1)
         first = pool.add(rows, child_tokens, scores, number[:, :, None].expand(-1, -1, width).flatten(1), level + 1)
-        best, order = scores.topk(width, dim=1)
+        # Stable, so that ties fall the same way whatever else is in the batch.
+        best, order = (x[:, :width] for x in scores.sort(dim=1, descending=True, stable=True))
         log_probs = torch.where(real, best, -math.inf)
         tokens, number, parent_column = child_tokens.gather(1, order), order + first, order // width
         seen = visible.gather(1, parent_column[:, :, None].expand(-1, -1, visible.shape[2]))

@@ -93,14 +93,15 @@ def resolve_model(name_or_path: str | Path) -> ModelSource:
 
 
 def resolve_drafter(name: str | Path | None, preset: Preset | None) -> Path | None:
-    """The folder of a drafter's checkpoint, downloaded when necessary.
+    """Where a drafter's checkpoint is, downloaded when necessary.
 
     Args:
-        name: a folder, a hub id, `none` for plain decoding, or None for the preset's own.
+        name: of a head, a folder or hub id; of a draft model, whatever `resolve_model` takes; `none` for plain decoding; None for
+            the preset's own head.
         preset: the target's preset, if it has one.
 
     Returns:
-        A folder, or None for no drafter. Raises UserError when the folder or hub id cannot be found.
+        A folder or a .gguf file, or None for no drafter. Raises UserError when it cannot be found.
     """
     if name is None and preset is None:
         return None
@@ -112,14 +113,19 @@ def resolve_drafter(name: str | Path | None, preset: Preset | None) -> Path | No
         if not folder.is_dir():
             raise UserError(f"the drafter {text} is not part of this installation; name one (a folder or hub id) or use none")
         return folder
+    if text.lower() in PRESETS:
+        return resolve_model(text).path
     path = Path(text).expanduser()
     if path.is_dir():
-        return path
+        return _single_gguf(path) or path
     if path.is_file():
-        raise UserError(f"drafter {text} is a file; name the folder that holds its config.json and weights")
+        if path.suffix != ".gguf":
+            raise UserError(f"drafter {text} is a file; name the folder that holds its config.json and weights, or a .gguf file")
+        return path
     if not _is_hub_id(text):
-        raise UserError(f"no drafter {text!r}: not a folder or a hub id (owner/name); `none` decodes without one")
-    return _download(text, ["*.safetensors", "*.bin"])
+        hint = nearest(text, [*PRESETS, "ngram", "none"])
+        raise UserError(f"no drafter {text!r}: not a short name, a .gguf file, a folder or a hub id (owner/name){hint}")
+    return _download(text, ["*.safetensors", "pytorch_model*.bin"])
 
 
 def _packaged(preset: Preset) -> Path | None:

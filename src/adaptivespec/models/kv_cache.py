@@ -15,7 +15,7 @@ class Block:
     """Where the new rows of one forward go, and what they see. Rows of all requests are flattened: M = sum(counts).
 
     Attributes:
-        slots: cache slot of each request, [B] host ints.
+        slots: cache slot of each request, [B] host ints; idle ones with no rows may stand between them.
         starts: cache row where each request's first new row is written, [B] host ints.
         counts: new rows of each request, [B] host ints.
         end: longest live length after the write; attention reads no further.
@@ -71,6 +71,16 @@ def make_block(
         mask = torch.zeros(1, 1, 1, width, end, dtype=dtype, device=device)
         mask[0, 0, 0, :, bases[0] :].masked_fill_(~visible[0, :width, : end - bases[0]], float("-inf"))
         return Block(slots, starts, counts, end, mask)
+    span = slots[-1] - slots[0] + 1
+    if batch < span <= 2 * batch and slots == sorted(slots):
+        # Idle slots between busy ones join as rows that nobody reads: a view of neighbours instead of a copy of every layer's cache.
+        place = {slot: i for i, slot in enumerate(slots)}
+        lanes = [place.get(slot) for slot in range(slots[0], slots[-1] + 1)]
+        slots = list(range(slots[0], slots[-1] + 1))
+        bases, starts, counts = ([0 if lane is None else values[lane] for lane in lanes] for values in (bases, starts, counts))
+        if visible is not None:
+            visible = visible[[lane or 0 for lane in lanes]]
+        batch = span
     columns = torch.arange(end, device=device)
     base = torch.tensor(bases, device=device)[:, None, None]
     if visible is None:

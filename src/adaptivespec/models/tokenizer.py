@@ -47,3 +47,26 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     except Exception as error:  # templates raise what they like, as jinja errors
         raise UserError(f"the chat template rejects these messages: {error}") from None
     return [int(i) for i in ids]
+
+
+def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    """Raise UserError, naming the first token that differs, unless both tokenizers give every id the same text.
+
+    Args:
+        target, draft: the tokenizers.
+        vocab_size: of the smaller model: ids from there on cannot pass between the models. The `[PAD<id>]` tokens that llama.cpp
+            writes for padding do not count either.
+    """
+    ours, theirs = _tokens_by_id(target, vocab_size), _tokens_by_id(draft, vocab_size)
+    if ours == theirs:
+        return
+    first = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    texts = [repr(tokens[first]) if first in tokens else "nothing" for tokens in (ours, theirs)]
+    raise UserError(
+        f"the draft model has another tokenizer: token {first} is {texts[0]} for the target and {texts[1]} for the draft model; "
+        "use a draft model of the target's family, or ngram"
+    )
+
+
+def _tokens_by_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[int, str]:
+    return {i: token for token, i in tokenizer.get_vocab().items() if i < vocab_size and token != f"[PAD{i}]"}
