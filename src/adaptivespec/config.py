@@ -22,6 +22,9 @@ ALIASES = {
     "eagle_topk": "topk",
     "speculative_num_draft_tokens": "num_draft_tokens",
     "kappa": "margin",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
 }
 """Other names users bring for the same setting."""
 
@@ -74,6 +77,13 @@ class Settings(BaseModel):
         return type(self)(**{**self.model_dump(exclude_unset=True), **values})
 
 
+_STATIC = ("num_steps", "topk", "num_draft_tokens")
+_ADAPTIVE = ("low", "high", "saturation", "alpha", "patience", "normalise")
+_RULE = ("margin", "guards", "budget", "budget_per_100", "max_promotions")
+_WITHOUT_EFFECT = {"static": _ADAPTIVE, "adaptive": _STATIC, "off": (*_STATIC, *_ADAPTIVE, *_RULE)}
+"""Settings that mean nothing under each policy."""
+
+
 class SpeculativeConfig(Settings):
     """How to speculate. The default is AdaptiveSpec: the adaptive tree policy with the margin rule, which is lossy.
 
@@ -121,10 +131,7 @@ class SpeculativeConfig(Settings):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        static, adaptive = ("num_steps", "topk", "num_draft_tokens"), ("low", "high", "saturation", "alpha", "patience", "normalise")
-        rule = ("margin", "guards", "budget", "budget_per_100", "max_promotions")
-        unused = {"static": adaptive, "adaptive": static, "off": (*static, *adaptive, *rule)}[self.policy]
-        for name in unused:
+        for name in _WITHOUT_EFFECT[self.policy]:
             if (
                 name in self.model_fields_set
                 and getattr(self, name) != type(self).model_fields[name].default
@@ -141,6 +148,35 @@ class SpeculativeConfig(Settings):
             )
         return self
 
+    def for_request(self, wish: SpeculativeConfig | Mapping[str, Any] | bool | None) -> SpeculativeConfig:
+        """The settings of one request, from these defaults and what the request says.
+
+        Args:
+            wish: None takes the defaults, and so does True unless they are plain decoding; False is plain decoding; a mapping
+                replaces single settings, and what the defaults say about another policy, or about guards that the request
+                switches off, no longer counts; a whole configuration stands for itself.
+
+        Raises:
+            UserError: settings that do not exist, do not fit or have no effect.
+        """
+        if isinstance(wish, SpeculativeConfig):
+            return wish
+        if wish is None or (wish is True and self.policy != "off"):
+            return self
+        if wish is True:
+            return SpeculativeConfig()
+        if wish is False:
+            return SpeculativeConfig(policy="off", margin=None)
+        if not isinstance(wish, Mapping):
+            raise UserError(f"speculative: expected settings, true or false, not {wish!r}")
+        asked = {ALIASES.get(name, name): value for name, value in wish.items()}
+        policy = asked.get("policy", self.policy)
+        dropped = set(_WITHOUT_EFFECT.get(policy, ())) if isinstance(policy, str) else set()
+        if asked.get("guards") == "none":
+            dropped |= {"budget", "budget_per_100", "max_promotions"}
+        inherited = {name: value for name, value in self.model_dump(exclude_unset=True).items() if name not in dropped | asked.keys()}
+        return SpeculativeConfig(**inherited, **wish)
+
     @property
     def kappa(self) -> float:
         """The margin threshold, 1 when strict."""
@@ -153,29 +189,70 @@ class SpeculativeConfig(Settings):
 
 
 class SamplingParams(Settings):
-    """What one request asks for.
+    """What one request asks for, in vLLM's words.
+
+    Order: min_tokens masks stop tokens, penalties, temperature, top_k, top_p, min_p, as in transformers. At temperature 0, which
+    is greedy, the last three have no effect. Each node of a draft tree sees its own path, so all of this is exact however many
+    tokens a step accepts.
 
     Attributes:
         temperature: 0 is greedy.
-        seed: of the position-keyed noise; None draws one.
+        top_k: only the so many most probable tokens; 0 or -1 is off. Ties at the edge stay.
+        top_p: only the smallest set of most probable tokens that holds this much probability; 1 is off.
+        min_p: only tokens at least this probable relative to the most probable; 0 is off.
+        repetition_penalty: logits of tokens in prompt or answer are divided by it when positive, else multiplied; 1 is off.
+        presence_penalty: subtracted from logits of tokens in the answer.
+        frequency_penalty: subtracted as often as the token is in the answer.
+        seed: of the position-keyed noise; None draws one. Answer i of n uses seed + i.
+        n: answers per prompt.
         max_tokens: most tokens to generate.
-        min_tokens: stop tokens are masked until this many are generated.
+        min_tokens: stop tokens are masked, and stop strings not looked for, until this many are generated.
+        stop: strings that end the answer; the text ends before them.
         stop_token_ids: further tokens that end the answer, beside the model's own end-of-sequence tokens.
+        include_stop_str_in_output: end the text after the stop string instead.
         ignore_eos: go on after end-of-sequence.
+        logprobs: give each token's log-probability (of the target, before all of the above) with so many top alternatives.
     """
 
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=1e3)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    n: Annotated[int, Field(ge=1, le=1024)] = 1
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 256
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    logprobs: Annotated[int | None, Field(ge=0, le=1000)] = None
+
+    @field_validator("stop", "stop_token_ids", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return () if value is None else (value,) if isinstance(value, str | int) else value
 
     @model_validator(mode="after")
-    def _lengths_agree(self) -> Self:
+    def _they_agree(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n {self.n}: all answers at temperature 0 are the same; set a temperature, or n 1")
         return self
+
+    @property
+    def penalises(self) -> bool:
+        """Whether any penalty is on."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-k, top-p or min-p take tokens away."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class EngineConfig(Settings):
@@ -188,6 +265,9 @@ class EngineConfig(Settings):
         max_running_requests: requests decoded together; others wait.
         prefill_chunk: prompt tokens per forward.
         aux_layers: whether a head's explicit feature layer ids mean the layers' `input` (vLLM) or `output` (SGLang).
+        speculative_algorithm: EAGLE3, STANDALONE (a smaller model), NGRAM or NONE; None takes what the drafter is.
+        prompt_lookup_max, prompt_lookup_min: longest and shortest n-gram that NGRAM looks up.
+        trace: a file that gets every step of every request as a line of JSON, see docs/trace.md.
     """
 
     dtype: str = "auto"
@@ -196,3 +276,12 @@ class EngineConfig(Settings):
     max_running_requests: Annotated[int, Field(ge=1)] = 8
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     aux_layers: Literal["input", "output"] = "input"
+    speculative_algorithm: str | None = None
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=1000)] = 4
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=1000)] = 1
+    trace: str | None = None
+
+    @field_validator("trace", mode="before")
+    @classmethod
+    def _path_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value

@@ -82,13 +82,10 @@ def test_mixed_settings_in_one_batch(model: LoadedModel) -> None:
     drafter = ReferenceDrafter(dict(zip(map(tuple, PROMPTS), alone, strict=True)), VOCAB, 0.7)
     llm = LLM(model, drafter=drafter, shapes_for=CONFIGS, max_running_requests=5)
     configs = [OFF, CONFIGS[2], ADAPTIVE, CONFIGS[1], OFF]
-    requests = [llm._request(p, s, c) for p, s, c in zip(PROMPTS, params, configs, strict=True)]
-    for request in requests:
-        llm.scheduler.add(request)
-    while any(r.finish_reason is None for r in requests):
-        llm.scheduler.step()
-    assert [r.token_ids for r in requests] == alone
-    assert [sum(record.num_drafted for record in r.records) > 0 for r in requests] == [False, True, True, True, False]
+    outputs = llm.generate(PROMPTS, params, speculative=configs)
+    assert [o.token_ids for o in outputs] == alone
+    assert [o.metrics["speculative_decoding"]["num_draft_tokens"] > 0 for o in outputs] == [False, True, True, True, False]
+    assert [o.speculative for o in outputs] == configs
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.policy}-{c.shape}-{c.low}-{c.margin}")

@@ -106,18 +106,16 @@ def test_counts_are_of_what_was_really_drafted(model: LoadedModel) -> None:
         def plan(self, state, root):  # type: ignore[no-untyped-def]
             return super().plan(state, root) + self.all.index(next(shapes))
 
-    running = llm._request(PROMPT, LONG, CHAIN)
+    [running] = llm.submit(PROMPT, LONG, speculative=CHAIN)
     running.policy = OneAfterTheOther()
-    llm.runner.cache = llm.model.decoder.new_cache(8, 512)
-    llm.scheduler.add(running)
-    for _ in range(3):
-        llm.scheduler.step()
+    for _ in range(4):  # the prompt first
+        llm.step()
     summary = summarise(running.records)
     assert [r.num_drafted for r in running.records] == [0, 3, 8]
     assert (summary.drafted, summary.steps) == (11, 3)
     assert summary.accept_length == (summary.accepted + 3) / 3
     assert summary.acceptance_rate == summary.accepted / 11
-    llm.scheduler.abort(running)
+    llm.abort(running)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -146,14 +144,12 @@ def test_leaving_a_stream_early_frees_its_slot(model: LoadedModel) -> None:
 def test_fifty_requests_half_aborted_leave_every_slot_free(model: LoadedModel, tmp_path: Path) -> None:
     llm = LLM(model, drafter=make_tiny_head(tmp_path), speculative=SpeculativeConfig(margin=None), max_running_requests=4)
     expected = LLM(model).generate([[7 + i] for i in range(50)], SamplingParams(max_tokens=6))
-    requests = [llm._request([7 + i], SamplingParams(max_tokens=6), None) for i in range(50)]
-    for r in requests:
-        llm.scheduler.add(r)
+    requests = [r for i in range(50) for r in llm.submit([7 + i], SamplingParams(max_tokens=6))]
     steps = 0
     while any(r.finish_reason is None for r in requests):
-        llm.scheduler.step()
+        llm.step()
         steps += 1
-        llm.scheduler.abort(requests[(2 * steps) % 50])
+        llm.abort(requests[(2 * steps) % 50])
     assert sorted(llm.scheduler.free) == [0, 1, 2, 3]
     done = [(r, e) for r, e in zip(requests, expected, strict=True) if r.finish_reason != "abort"]
     assert len(done) >= 20
@@ -204,7 +200,7 @@ def test_refusals_of_settings(model: LoadedModel) -> None:
         LLM(model, drafter="none", speculative=SpeculativeConfig(policy="static", topk=1, num_draft_tokens=9))
     drafted = LLM(model, drafter=ReferenceDrafter({}, VOCAB), speculative=CHAIN)
     with pytest.raises(UserError, match="larger than this LLM has room for"):
-        drafted.generate([PROMPT], speculative=SpeculativeConfig(policy="static", num_steps=6, topk=8, num_draft_tokens=16))
+        drafted.generate([PROMPT], speculative=SpeculativeConfig(policy="static", num_steps=7, topk=10, num_draft_tokens=65))
 
 
 def test_streams_and_generate_share_an_engine(model: LoadedModel) -> None:

@@ -1,10 +1,10 @@
-"""`LLM`: a target and a drafter behind generate and stream."""
+"""`LLM`: a target and a drafter behind generate, chat and stream."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,23 +12,33 @@ import torch
 
 from ..config import EngineConfig, SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
-from ..drafters.eagle3 import Eagle3
+from ..drafters.loading import build_drafter, find_drafter
 from ..errors import UserError
 from ..method.policy import TreePolicy, make_policy
-from ..models.catalogue import resolve_drafter, resolve_model
+from ..method.tree import TreeShape
+from ..models.catalogue import resolve_model
 from ..models.loading import LoadedModel, load_model
 from ..models.tokenizer import encode_chat
+from ..telemetry.trace import TraceWriter
+from .detokenizer import Detokenizer
 from .request import Request, RequestOutput, StreamChunk
 from .runner import Runner
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text as it is, token ids, or chat messages."""
 
+Speculative = SpeculativeConfig | Mapping[str, Any] | bool | None
+"""What a request says about speculation, see `SpeculativeConfig.for_request`."""
+
 DEFAULT_CONTEXT = 4096
+
+ROOM = TreeShape(16, 10, 64)
+"""Room is made for requests that bring trees up to this size, whatever the defaults; it costs a few rows of cache per slot."""
 
 
 def build_policy(config: SpeculativeConfig) -> TreePolicy:
@@ -71,10 +81,10 @@ class LLM:
 
     Args:
         model: a short name (`adaptivespec models`), a .gguf file, a folder, a hub id, or a loaded model.
-        drafter: an EAGLE-3 head (a folder or hub id), a drafter object, `none` for plain decoding; None takes the short name's
-            own head, and plain decoding where there is none.
+        drafter: an EAGLE-3 head (a folder or hub id), a smaller model of the same tokenizer (as `model`), `ngram`, a drafter object,
+            or `none` for plain decoding; None takes the short name's own head, and plain decoding where there is none.
         speculative: default settings of requests. None is AdaptiveSpec where there is a drafter, else plain decoding.
-        shapes_for: further settings that requests will bring, so that room is made for their trees.
+        shapes_for: further settings that requests will bring, when their trees are larger than `ROOM`.
         engine: the other settings, see EngineConfig (dtype, device, context_length, max_running_requests, ...).
 
     Raises:
@@ -86,36 +96,40 @@ class LLM:
         model: str | Path | LoadedModel,
         *,
         drafter: str | Path | Drafter | None = None,
-        speculative: SpeculativeConfig | None = None,
+        speculative: SpeculativeConfig | Mapping[str, Any] | None = None,
         shapes_for: Sequence[SpeculativeConfig] = (),
         **engine: Any,
     ) -> None:
         config = EngineConfig(**engine)
+        if config.prompt_lookup_min > config.prompt_lookup_max:
+            raise UserError(f"prompt_lookup_min {config.prompt_lookup_min} is more than prompt_lookup_max {config.prompt_lookup_max}")
         self._policies: dict[str, TreePolicy] = {}
-        configs = [speculative or SpeculativeConfig(), *shapes_for]
-        shapes = [shape for c in configs for shape in self._policy(c).reachable()]
+        asked = None if speculative is None else SpeculativeConfig().for_request(speculative)
+        shapes = [ROOM, *(shape for c in (asked or SpeculativeConfig(), *shapes_for) for shape in self._policy(c).reachable())]
+        self.room = TreeShape(max(s.num_steps for s in shapes), max(s.topk for s in shapes), max(s.num_draft_tokens for s in shapes))
         device = choose_device(config.device)
         # The drafter is looked for before the target's weights are read: a wrong name costs no wait.
         source = model.source if isinstance(model, LoadedModel) else resolve_model(model)
-        folder = resolve_drafter(drafter, source.preset) if drafter is None or isinstance(drafter, str | Path) else None
-        drafts = folder is not None or not (drafter is None or isinstance(drafter, str | Path))
-        self.speculative = speculative or SpeculativeConfig(policy="adaptive" if drafts else "off")
+        named = drafter is None or isinstance(drafter, str | Path)
+        found = find_drafter(drafter, source, config.speculative_algorithm) if named else None  # type: ignore[arg-type]
+        drafts = found is not None or not named
+        self.speculative = asked or SpeculativeConfig(policy="adaptive" if drafts else "off")
         require_drafter(self.speculative, drafts)
         self.model = model if isinstance(model, LoadedModel) else load_model(source, config.dtype, device)
         decoder, limit = self.model.decoder, self.model.config.max_position_embeddings
         if config.context_length is not None and config.context_length > limit:
             raise UserError(f"context_length {config.context_length} is more than the model's {limit}")
         self.context_length = config.context_length or min(limit, DEFAULT_CONTEXT)
-        self.drafter: Drafter | None = None
-        if folder is not None:
-            self.drafter = Eagle3(folder, decoder, config.aux_layers)
-        elif drafter is not None and not isinstance(drafter, str | Path):
-            self.drafter = drafter
-        self.max_nodes = max(s.num_draft_tokens for s in shapes)
-        self.max_steps, self.max_topk = max(s.num_steps for s in shapes), max(s.topk for s in shapes)
+        self.drafter: Drafter | None = None if named else drafter  # type: ignore[assignment]
+        if found is not None:
+            self.drafter = build_drafter(
+                found, self.model, decoder.dtype, decoder.device, config.aux_layers, config.prompt_lookup_max, config.prompt_lookup_min
+            )
         slots = config.max_running_requests
-        self.runner = Runner(decoder, self.drafter, self.context_length, slots, shapes, config.prefill_chunk)
+        self.runner = Runner(decoder, self.drafter, self.context_length, slots, self.room, config.prefill_chunk)
         self.scheduler = Scheduler(self.runner, slots)
+        self._trace = TraceWriter(config.trace) if config.trace is not None else None
+        self._num_requests = 0
         self._special_ids: frozenset[int] | None = None
 
     @property
@@ -151,107 +165,188 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        speculative: SpeculativeConfig | None = None,
+        speculative: Speculative | Sequence[Speculative] = None,
+        on_finish: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer all prompts together, in their order.
+        """Answer all prompts together, in their order; the n answers of a prompt stand side by side.
 
         Args:
             prompts: one prompt (a text, a list of token ids or a list of chat messages), or a list of them.
             params: sampling settings for all, or one per prompt.
-            speculative: settings that replace the LLM's own for these requests.
+            speculative: what differs from the LLM's own speculative settings, for all or one per prompt: a configuration, some
+                settings (`{"margin": 0.5}`), or False for plain decoding.
+            on_finish: called with each answer as it finishes, in any order.
 
         Raises:
             UserError: an empty or too long prompt, settings that do not fit: before any work.
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))
         items: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        settings = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(items)
-        if len(settings) != len(items):
-            raise UserError(f"{len(items)} prompts but {len(settings)} sampling settings")
-        requests = [self._request(p, s, speculative) for p, s in zip(items, settings, strict=True)]
+        settings = _one_each(params, len(items), "sampling")
+        wishes = _one_each(speculative, len(items), "speculative")
+        requests = [
+            request
+            for prompt, own, wish in zip(items, settings, wishes, strict=True)
+            for request in self._requests(prompt, own or SamplingParams(), wish)
+        ]
         for request in requests:
-            self.scheduler.add(request)
+            self._queue(request)
+        outputs: dict[int, RequestOutput] = {}
+        pending = requests
         try:
-            while any(r.finish_reason is None for r in requests):
-                self.scheduler.step()
+            while pending:
+                self.step()
+                for request in [r for r in pending if r.finish_reason is not None]:
+                    outputs[request.id] = self.output(request)
+                    if on_finish is not None:
+                        on_finish(outputs[request.id])
+                pending = [r for r in pending if r.id not in outputs]
         finally:  # after Ctrl-C no slot stays taken
             for request in requests:
-                self.scheduler.abort(request)
-        return [self._output(r) for r in requests]
+                self.abort(request)
+        return [outputs[request.id] for request in requests]
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: SpeculativeConfig | None = None
-    ) -> Iterator[StreamChunk]:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculative: Speculative | Sequence[Speculative] = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation ([{"role": "user", "content": "..."}, ...]), or several, with the model's chat template.
+
+        Raises:
+            UserError: no chat template, or what is no conversation.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        for conversation in conversations or [[]]:
+            if not conversation or not all(isinstance(m, Mapping) and "role" in m and "content" in m for m in conversation):
+                raise UserError("a conversation is a list of messages: [{'role': 'user', 'content': '...'}, ...]")
+        return self.generate(conversations, params, speculative=speculative)  # type: ignore[arg-type]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Speculative = None) -> Iterator[StreamChunk]:
         """Answer one prompt step by step; leaving the loop early frees the slot. The last chunk carries the whole output."""
-        request = self._request(prompt, params or SamplingParams(), speculative)
+        params = params or SamplingParams()
+        if params.n > 1:
+            raise UserError(f"a stream is one answer; n {params.n} needs generate")
+        [request] = self._requests(prompt, params, speculative, stream=True)
         return self._stream(request)
 
-    def _stream(self, request: Request) -> Iterator[StreamChunk]:
-        from tokenizers.decoders import DecodeStream
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Speculative = None) -> list[Request]:
+        """Queue a prompt without waiting: one request per answer. `step` moves them on until they have a finish_reason.
 
-        # DecodeStream holds back bytes that do not make a character yet.
-        decoder = DecodeStream(skip_special_tokens=True)
-        backend = getattr(self.tokenizer, "_tokenizer", None) if self._has_tokenizer() else None
-        self.scheduler.add(request)
-        sent, text = 0, ""
-        try:
-            while True:
-                # Another generate or stream on this LLM may have moved this request on already.
-                if request.finish_reason is None and sent == len(request.token_ids):
-                    self.scheduler.step()
-                tokens, promoted = request.token_ids[sent:], request.promoted[sent:]
-                sent = len(request.token_ids)
-                pieces = [decoder.step(backend, token) or "" for token in tokens] if backend is not None else [""] * len(tokens)
-                text += "".join(pieces)
+        Raises UserError as `generate` does.
+        """
+        requests = self._requests(prompt, params or SamplingParams(), speculative, stream=True)
+        for request in requests:
+            self._queue(request)
+        return requests
+
+    def step(self) -> list[Request]:
+        """Admit waiting requests or run one decoding step for all; returns those that got tokens."""
+        active = self.scheduler.step()
+        if self._trace is not None:
+            for request in active:
+                if request.records:  # none after the prompt alone
+                    self._trace.step(request.id, len(request.records) - 1, request.records[-1])
                 if request.finish_reason is not None:
-                    break
-                if tokens:
-                    yield StreamChunk(tokens, promoted, pieces)
-            output = self._output(request)
-            if pieces and output.text.startswith(text):
-                pieces[-1] += output.text[len(text) :]
-            yield StreamChunk(tokens, promoted, pieces, output)
-        finally:
-            self.scheduler.abort(request)
+                    self._trace.finish(request.id, request.finish_reason, request.token_ids)
+        return active
 
-    def _request(self, prompt: Prompt, params: SamplingParams, speculative: SpeculativeConfig | None) -> Request:
-        config = speculative or self.speculative
+    def abort(self, request: Request) -> None:
+        """Drop a request that is not finished, wherever it is; its slot is free at once."""
+        if request.finish_reason is None:
+            self.scheduler.abort(request)
+            if self._trace is not None:
+                self._trace.finish(request.id, "abort", request.token_ids)
+
+    def output(self, request: Request) -> RequestOutput:
+        """What a request has come to: its answer once it is finished or aborted."""
+        backend = self._backend()
+        text = ""
+        if request.detokenizer is not None:
+            text = request.detokenizer.finish(request.token_ids)
+        elif backend is not None:
+            text = backend.decode(request.token_ids, skip_special_tokens=True)
+        return RequestOutput(
+            prompt_token_ids=request.prompt,
+            index=request.index,
+            token_ids=request.token_ids,
+            text=text,
+            finish_reason=request.finish_reason or "abort",
+            stop_reason=request.stop_reason,
+            promoted=request.promoted,
+            logprobs=None if request.params.logprobs is None else request.logprobs,
+            records=request.records,
+            params=request.params,
+            speculative=request.config,
+            seconds_prefill=request.seconds_prefill,
+        )
+
+    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+        self._queue(request)
+        sent = 0
+
+        def chunk(output: RequestOutput | None) -> StreamChunk:
+            tokens = request.token_ids[sent:]
+            pieces = request.detokenizer.pieces[sent:] if request.detokenizer is not None else [""] * len(tokens)
+            return StreamChunk(tokens, request.promoted[sent:], pieces, output)
+
+        try:
+            while request.finish_reason is None:
+                # Another generate or stream on this LLM may have moved this request on already.
+                if sent == len(request.token_ids):
+                    self.step()
+                if request.finish_reason is None and sent < len(request.token_ids):
+                    ready = chunk(None)
+                    sent = len(request.token_ids)  # before handing over: whoever takes it may move this request on
+                    yield ready
+            yield chunk(self.output(request))
+        finally:
+            self.abort(request)
+
+    def _queue(self, request: Request) -> None:
+        request.id = self._num_requests
+        self._num_requests += 1
+        if self._trace is not None:
+            self._trace.request(request.id, request.index, len(request.prompt), request.params, request.config)
+        self.scheduler.add(request)
+
+    def _requests(self, prompt: Prompt, params: SamplingParams, speculative: Speculative, stream: bool = False) -> list[Request]:
+        """One request per answer, everything checked, nothing queued. `stream` wants the text as it comes."""
+        config = self.speculative.for_request(speculative)
         require_drafter(config, self.drafter is not None)
         policy = self._policy(config)
+        room = self.room
         for shape in policy.reachable():
-            if shape.num_draft_tokens > self.max_nodes or shape.num_steps > self.max_steps or shape.topk > self.max_topk:
-                raise UserError(f"shape {shape} is larger than this LLM has room for; pass its settings to LLM(shapes_for=[...])")
+            if shape.num_draft_tokens > room.num_draft_tokens or shape.num_steps > room.num_steps or shape.topk > room.topk:
+                raise UserError(f"shape {shape} is larger than this LLM has room for ({room}); pass its settings to LLM(shapes_for=[...])")
         ids = self.encode(prompt)
         self.check_prompt(ids)
         vocab = self.model.config.vocab_size
         if wrong := [i for i in params.stop_token_ids if i >= vocab]:
             raise UserError(f"stop token id {wrong[0]} is outside the model's vocabulary of {vocab}")
+        backend = self._backend() if stream or params.stop else None
+        if params.stop and backend is None:
+            raise UserError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
         eos = () if params.ignore_eos else self.model.config.eos_token_ids
         stop_ids = frozenset([*eos, *params.stop_token_ids])
-        return Request(
-            prompt=ids,
-            params=params,
-            config=config,
-            policy=policy,
-            state=policy.initial(1, self.model.decoder.device),
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            stop_ids=stop_ids,
-            protected_ids=stop_ids | self._specials(),
-            max_tokens=min(params.max_tokens, self.context_length - len(ids)),
-        )
-
-    def _output(self, request: Request) -> RequestOutput:
-        text = str(self.tokenizer.decode(request.token_ids, skip_special_tokens=True)) if self._has_tokenizer() else ""
-        return RequestOutput(
-            prompt_token_ids=request.prompt,
-            token_ids=request.token_ids,
-            text=text,
-            finish_reason=request.finish_reason or "abort",
-            promoted=request.promoted,
-            records=request.records,
-            speculative=request.config,
-            seconds_prefill=request.seconds_prefill,
-        )
+        return [
+            Request(
+                prompt=ids,
+                params=params,
+                config=config,
+                policy=policy,
+                state=policy.initial(1, self.model.decoder.device),
+                seed=secrets.randbits(63) if params.seed is None else (params.seed + index) % 2**63,
+                stop_ids=stop_ids,
+                protected_ids=stop_ids | self._specials(),
+                max_tokens=min(params.max_tokens, self.context_length - len(ids)),
+                detokenizer=None if backend is None else Detokenizer(backend, params.stop, params.include_stop_str_in_output),
+                index=index,
+            )
+            for index in range(params.n)
+        ]
 
     def _policy(self, config: SpeculativeConfig) -> TreePolicy:
         """One policy object per distinct setting, so that requests that share it are planned together."""
@@ -260,18 +355,28 @@ class LLM:
             self._policies[key] = build_policy(config)
         return self._policies[key]
 
-    def _has_tokenizer(self) -> bool:
+    def _backend(self) -> Tokenizer | None:
+        """The tokenizer that turns ids into text, None when the model has none."""
         try:
-            return self.tokenizer is not None
+            return getattr(self.tokenizer, "backend_tokenizer", None)
         except UserError:
-            return False
+            return None
 
     def _specials(self) -> frozenset[int]:
         """End-of-sequence and every special token of the tokenizer: what the margin rule must not touch."""
         if self._special_ids is None:
             ids = set(self.model.config.eos_token_ids)
-            if self._has_tokenizer():
+            if self._backend() is not None:
                 added = self.tokenizer.added_tokens_decoder
                 ids |= {int(i) for i in self.tokenizer.all_special_ids} | {int(i) for i, token in added.items() if token.special}
             self._special_ids = frozenset(ids)
         return self._special_ids
+
+
+def _one_each(settings: Any, count: int, kind: str) -> list[Any]:
+    """Settings for each of `count` prompts, from one for all or one per prompt."""
+    if not isinstance(settings, list | tuple):
+        return [settings] * count
+    if len(settings) != count:
+        raise UserError(f"{count} prompts but {len(settings)} {kind} settings")
+    return list(settings)

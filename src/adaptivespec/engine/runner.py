@@ -18,7 +18,7 @@ from ..method.tree import DraftTree, TreeShape, select_rows
 from ..models.decoder import Decoder
 from ..models.kv_cache import make_block
 from .request import Request
-from .sampling import rule_params, verify_inputs
+from .sampling import rule_params, token_logprobs, verify_inputs
 
 
 class Runner:
@@ -29,7 +29,7 @@ class Runner:
         drafter: None for plain decoding only.
         context_length: most tokens of prompt and answer together.
         num_slots: most requests at once.
-        shapes: every shape a policy may ask for.
+        room: the largest num_steps, topk and num_draft_tokens that any policy may ask for.
         prefill_chunk: prompt tokens per forward.
     """
 
@@ -39,17 +39,15 @@ class Runner:
         drafter: Drafter | None,
         context_length: int,
         num_slots: int,
-        shapes: Sequence[TreeShape],
+        room: TreeShape,
         prefill_chunk: int,
     ) -> None:
         self.decoder, self.drafter, self.prefill_chunk = decoder, drafter, prefill_chunk
         # A tree hangs beyond the context's end until its accepted rows are compacted.
-        most_nodes = max((s.num_draft_tokens for s in shapes), default=1)
-        self.cache = decoder.new_cache(num_slots, context_length + most_nodes)
+        self.cache = decoder.new_cache(num_slots, context_length + room.num_draft_tokens)
         self.cached = [0] * num_slots
-        self.max_topk = max((s.topk for s in shapes), default=1)
         if drafter is not None:
-            drafter.allocate(num_slots, context_length, shapes)
+            drafter.allocate(num_slots, context_length, [room])
         self._protected: dict[frozenset[int], torch.Tensor] = {}
         self.strict: AcceptanceRule = Strict()
         self.margin: AcceptanceRule = Margin()
@@ -74,9 +72,10 @@ class Runner:
             following = prompt[start + 1 : end + 1]
             if end == len(prompt):
                 root = DraftTree.root_only(tokens[-1:])
-                logits = self.decoder.logits(hidden[-1:])[None]
-                first = int(verify_inputs(logits, [request], root, [end - 1]).choice[0, 0])
-                request.emit([first], [False])
+                logits = self.decoder.logits(hidden[-1:])
+                row = torch.zeros(1, 1, dtype=torch.int64, device=device)
+                first = int(verify_inputs(logits, row, [request], root, [end - 1], [1]).choice)
+                self._emit(request, [first], [False], logits, [0])
                 following = [*following, first]
             if drafter is not None and request.finish_reason is None:
                 drafter.commit([slot], [following], features)
@@ -95,8 +94,12 @@ class Runner:
         drafted = time.perf_counter()
 
         sizes = tree.size.tolist()
+        firsts = [0, *accumulate(sizes)]
         logits, features = self._forward(requests, slots, cached, tree, sizes)
-        inputs = verify_inputs(logits, requests, tree, cached)
+        node = torch.arange(tree.tokens.shape[1], device=last.device)
+        first_row = torch.tensor(firsts[:-1], device=last.device)[:, None]
+        rows = first_row + torch.where(node < tree.size[:, None], node, 0)  # padding repeats the root's row
+        inputs = verify_inputs(logits, rows, requests, tree, cached, sizes)
         if self.decoder.device.type == "cuda":
             torch.cuda.synchronize(self.decoder.device)
         verified = time.perf_counter()
@@ -106,18 +109,18 @@ class Runner:
         params = rule_params(requests, self._protected_masks(requests))
         acceptance = rule.accept(tree, inputs, params)
         planned = torch.tensor([s.num_steps for s in shapes], device=last.device)
-        for policy, rows in _by_policy(requests).items():
-            if len(rows) == len(requests):
+        for policy, members in _by_policy(requests).items():
+            if len(members) == len(requests):
                 after = policy.update(state, tree, acceptance, planned)
             else:
-                after = policy.update(select_rows(state, rows), select_rows(tree, rows), select_rows(acceptance, rows), planned[rows])
-            for i, row in enumerate(rows):
-                requests[row].state = after if len(rows) == 1 else select_rows(after, [i])
+                own_tree, own_acceptance = select_rows(tree, members), select_rows(acceptance, members)
+                after = policy.update(select_rows(state, members), own_tree, own_acceptance, planned[members])
+            for i, member in enumerate(members):
+                requests[member].state = after if len(members) == 1 else select_rows(after, [i])
 
         rars, tokens, parents = state.rar.tolist(), tree.tokens.tolist(), tree.parents.tolist()
         paths, bonuses = acceptance.path.tolist(), acceptance.bonus.tolist()
         promoted, margins = acceptance.promoted.tolist(), acceptance.log_margin.tolist()
-        firsts = [0, *accumulate(sizes)]
         going, rows_kept, blocks, records = [], [], [], []
         for b, request in enumerate(requests):
             path = [node for node in paths[b] if node >= 0]
@@ -125,7 +128,8 @@ class Runner:
             for margin in margins[b][:taken]:  # one by one: the order in which the rule added them up against the budget
                 request.spent -= margin
             block = [tokens[b][node] for node in path] + [bonuses[b]]
-            request.emit(block, [*promoted[b][:taken], False])
+            kept = [firsts[b] + node for node in (0, *path)]
+            self._emit(request, block, [*promoted[b][:taken], False], logits, kept)
             records.append((request, b, path, margins[b][:taken], promoted[b][:taken]))
             if request.finish_reason is None:
                 self.cache.compact(request.slot, cached[b], [0, *path])
@@ -133,7 +137,7 @@ class Runner:
                 if request.drafts and self.drafter is not None:
                     going.append(request.slot)
                     blocks.append(block)
-                    rows_kept += [firsts[b], *(firsts[b] + node for node in path)]
+                    rows_kept += kept
         accepted = time.perf_counter()
         if going and self.drafter is not None:
             self.drafter.commit(going, blocks, None if features is None else features[rows_kept])
@@ -158,6 +162,12 @@ class Runner:
                 )
             )
 
+    @staticmethod
+    def _emit(request: Request, tokens: list[int], promoted: list[bool], logits: torch.Tensor, rows: list[int]) -> None:
+        """Emit a block; `rows` of the target's own logits [R, V] chose its tokens."""
+        top = request.params.logprobs
+        request.emit(tokens, promoted, None if top is None else token_logprobs(logits[rows], tokens, top))
+
     def _draft(
         self, requests: Sequence[Request], last: torch.Tensor, state: PolicyState
     ) -> tuple[list[float | None], list[TreeShape], DraftTree]:
@@ -171,7 +181,7 @@ class Runner:
         drafting = [requests[row] for row in rows]
         slots = [request.slot for request in drafting]
         roots, mine = (last, state) if everyone else (last[rows], select_rows(state, rows))
-        root = self.drafter.begin(slots, self.max_topk)
+        root = self.drafter.begin(slots, max(shape.topk for policy in {r.policy for r in drafting} for shape in policy.reachable()))
         planned = list(shapes[: len(rows)])
         for policy, members in _by_policy(drafting).items():
             reachable = policy.reachable()
@@ -190,7 +200,7 @@ class Runner:
     def _forward(
         self, requests: Sequence[Request], slots: list[int], cached: list[int], tree: DraftTree, sizes: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The target on all real nodes: logits [B, N, V] (padding repeats the root's row) and features of the real rows."""
+        """The target on all real nodes, request after request: logits [R, V] and features [R, F]."""
         device, nodes = self.decoder.device, tree.tokens.shape[1]
         positions = tree.depth + torch.tensor(cached, device=device)[:, None]
         visible = tree.ancestor_mask() if nodes > 1 else None
@@ -198,10 +208,10 @@ class Runner:
         layers = self.drafter.feature_layers if self.drafter is not None and any(r.drafts for r in requests) else ()
         if len(requests) == 1:
             hidden, features = self.decoder.forward(tree.tokens[0], positions[0], self.cache, block, layers)
-            return self.decoder.logits(hidden)[None], features
+            return self.decoder.logits(hidden), features
         real = torch.arange(nodes, device=device) < tree.size[:, None]
         hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, layers)
-        return self.decoder.logits(hidden)[block.pad_index], features
+        return self.decoder.logits(hidden), features
 
     def _protected_masks(self, requests: Sequence[Request]) -> torch.Tensor:
         """Bool [B or 1, V]."""

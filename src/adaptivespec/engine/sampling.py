@@ -1,9 +1,10 @@
-"""From logits to what the acceptance rule reads: processors, position-keyed noise, rule parameters."""
+"""From logits to what the acceptance rule reads: processors, position-keyed noise, rule parameters; and log-probabilities."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -11,46 +12,84 @@ from ..method.acceptance import VerifyInputs
 from ..method.guards import RuleParams
 from ..method.noise import gumbel
 from ..method.tree import DraftTree
-from .request import Request
+from .processors import keep_probable, mask_stop_tokens, penalise
+from .request import Request, TokenLogprob
 
 
-def mask_stop_tokens(logits: torch.Tensor, requests: Sequence[Request], depth: torch.Tensor) -> torch.Tensor:
-    """Logits [B, N, V] with stop tokens at -inf wherever `min_tokens` are not generated yet; each node counts its own path.
-
-    `depth` is int64 [B, N]: tokens that would be emitted between the request's last token and the node's choice.
-    """
-    if all(r.params.min_tokens <= len(r.token_ids) for r in requests):
-        return logits
-    logits = logits.clone()
-    for b, request in enumerate(requests):
-        early = (len(request.token_ids) + depth[b] < request.params.min_tokens).nonzero()[:, 0]
-        banned = torch.tensor(sorted(request.stop_ids), dtype=torch.int64, device=logits.device)
-        logits[b, early[:, None], banned[None]] = -math.inf
-    return logits
-
-
-def verify_inputs(logits: torch.Tensor, requests: Sequence[Request], tree: DraftTree, cached: Sequence[int]) -> VerifyInputs:
+def verify_inputs(
+    logits: torch.Tensor, rows: torch.Tensor, requests: Sequence[Request], tree: DraftTree, cached: Sequence[int], sizes: Sequence[int]
+) -> VerifyInputs:
     """Scores and choices of every node.
 
     Args:
-        logits: [B, N, V] as the model gave them.
+        logits: [R, V] as the model gave them, one row per real node, request after request; left as they are.
+        rows: int64 [B, N], the row of each node.
         requests: the batch.
         tree: its trees.
         cached: committed KV rows of each request: the root's position.
+        sizes: real nodes of each request, host ints.
     """
     device = logits.device
-    logits = mask_stop_tokens(logits, requests, tree.depth)
     temperature = torch.tensor([r.params.temperature for r in requests], device=device)
-    if all(r.params.temperature == 0 for r in requests):
-        return VerifyInputs.from_logits(logits, temperature)
-    batch, levels, vocab = len(requests), tree.levels + 1, logits.shape[2]
-    seeds = torch.tensor([r.seed for r in requests], device=device).repeat_interleave(levels)
+    if not any(_processed(r) for r in requests):
+        return VerifyInputs.from_rows(logits, logits, rows, temperature)
+    logits = logits.to(torch.float32, copy=True)
+    depth, tokens = tree.depth.tolist(), tree.tokens.tolist()
+    above = tree.ancestor_mask() if any(r.params.penalises for r in requests) else None
+    firsts = [0, *accumulate(sizes)]
+    for b, request in enumerate(requests):
+        own = logits[firsts[b] : firsts[b + 1]]
+        if request.params.min_tokens > len(request.token_ids):
+            mask_stop_tokens(own, request, depth[b][: sizes[b]])
+        if above is not None and request.params.penalises:
+            penalise(own, request, tokens[b][: sizes[b]], above[b, : sizes[b], : sizes[b]])
+        if request.params.filters:
+            keep_probable(own, request)
+    sampled = [b for b, r in enumerate(requests) if r.params.temperature > 0]
+    if not sampled:
+        return VerifyInputs.from_rows(logits, logits, rows, temperature)
     # A node at position p chooses the token of position p + 1; all nodes of one depth share the noise.
-    first = torch.tensor(cached, device=device)[:, None] + 1
-    positions = (first + torch.arange(levels, device=device)).flatten()
-    noise = gumbel(seeds, positions, vocab).view(batch, levels, vocab)
-    noise = noise[torch.arange(batch, device=device)[:, None], tree.depth]
-    return VerifyInputs.from_logits(logits, temperature, noise)
+    seeds: list[int] = []
+    positions: list[int] = []
+    noise_rows: list[int] = []
+    for b in sampled:
+        deepest, first = max(depth[b][: sizes[b]]), len(seeds)
+        seeds += [requests[b].seed] * (deepest + 1)
+        positions += range(cached[b] + 1, cached[b] + deepest + 2)
+        noise_rows += [first + d for d in depth[b][: sizes[b]]]
+    noise = gumbel(torch.tensor(seeds, device=device), torch.tensor(positions, device=device), logits.shape[1])[noise_rows]
+    heat = torch.tensor([requests[b].params.temperature for b in sampled for _ in range(sizes[b])], device=device)[:, None]
+    if len(sampled) == len(requests):
+        scores = torch.addcmul(logits, noise, heat)
+    else:
+        mine = [row for b in sampled for row in range(firsts[b], firsts[b + 1])]
+        scores = logits.clone()
+        scores[mine] = torch.addcmul(logits[mine], noise, heat)
+    return VerifyInputs.from_rows(logits, scores, rows, temperature)
+
+
+def _processed(request: Request) -> bool:
+    params = request.params
+    return params.temperature > 0 or params.penalises or params.min_tokens > len(request.token_ids)
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """What the target thought of the tokens that were emitted, before penalties, masks and temperature.
+
+    Args:
+        logits: [n, V] as the model gave them: row i chose token i.
+        tokens: n emitted tokens.
+        top: how many of the most probable tokens to give beside each.
+    """
+    log_probs = logits.float().log_softmax(-1)
+    chosen = log_probs.gather(1, torch.tensor(list(tokens), device=logits.device)[:, None])
+    ranks = (log_probs > chosen).sum(-1) + 1
+    best = log_probs.topk(min(top, log_probs.shape[1]), -1) if top else None
+    values, ids = (best.values.tolist(), best.indices.tolist()) if best is not None else ([[]] * len(tokens), [[]] * len(tokens))
+    return [
+        TokenLogprob(token, value, rank, dict(zip(ids[i], values[i], strict=True)))
+        for i, (token, value, rank) in enumerate(zip(tokens, chosen[:, 0].tolist(), ranks.tolist(), strict=True))
+    ]
 
 
 def rule_params(requests: Sequence[Request], protected: torch.Tensor) -> RuleParams:

@@ -23,12 +23,14 @@ class Scheduler:
         self.waiting.append(request)
 
     def step(self) -> list[Request]:
-        """Admit who fits (their prompts run now and give the first token), then one decoding step for all.
+        """Admit who fits, or else one decoding step for all who run.
+
+        A prompt gives its first token, which is handed out before anything else is done.
 
         Returns:
             Every request that got tokens, finished ones included.
         """
-        active: dict[int, Request] = {}
+        admitted = []
         while self.waiting and self.free:
             request = self.waiting.popleft()
             self.running.append(request)  # before it takes a slot: whatever happens now, releasing it gives the slot back
@@ -38,14 +40,15 @@ class Scheduler:
             except BaseException:  # Ctrl-C too: a request without tokens must not stay among the running
                 self.abort(request)
                 raise
-            active[id(request)] = request
-        self._release_finished()
-        if self.running:
-            self.running.sort(key=lambda r: r.slot)
-            self.runner.step(self.running)
-            active |= {id(r): r for r in self.running}
+            admitted.append(request)
+        if admitted:
             self._release_finished()
-        return list(active.values())
+            return admitted
+        active = self.running = sorted(self.running, key=lambda r: r.slot)
+        if active:
+            self.runner.step(active)
+            self._release_finished()
+        return active
 
     def abort(self, request: Request) -> None:
         """Drop a request wherever it is; its slot is free at once. Finished ones are left alone."""
@@ -57,7 +60,7 @@ class Scheduler:
         self._release_finished()
 
     def _release_finished(self) -> None:
-        for request in [r for r in self.running if r.finish_reason is not None]:
-            self.running.remove(request)
-            if request.slot >= 0:
+        for request in self.running:
+            if request.finish_reason is not None and request.slot >= 0:
                 heapq.heappush(self.free, request.slot)
+        self.running = [r for r in self.running if r.finish_reason is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ..method.records import StepRecord
 from ..method.tree import TreeShape
@@ -66,3 +67,25 @@ def summarise(records: Iterable[StepRecord]) -> Summary:
         accepted_histogram=dict(sorted(Counter(r.num_accepted for r in rows).items())),
         shapes=dict(sorted(Counter(r.shape for r in rows).items())),
     )
+
+
+def speculative_metrics(records: Iterable[StepRecord]) -> dict[str, Any]:
+    """One request's steps under the names of vLLM's `metrics.speculative_decoding`, which load generators read.
+
+    As there, only steps that drafted count, `acceptance_histogram[j]` is the number of steps that accepted j tokens, and
+    num_spec_tokens is the largest draft; ours adds promoted tokens and the spent quality budget in nats.
+    """
+    rows = [r for r in records if r.num_drafted]
+    summary = summarise(rows)
+    deepest = max(summary.accepted_histogram, default=-1)
+    return {
+        "mean_acceptance_length": summary.accept_length or 1.0,
+        "draft_acceptance_rate": summary.acceptance_rate,
+        "acceptance_histogram": [summary.accepted_histogram.get(j, 0) for j in range(deepest + 1)],
+        "num_spec_steps": summary.steps,
+        "num_accepted_draft_tokens": summary.accepted,
+        "num_draft_tokens": summary.drafted,
+        "num_spec_tokens": max((r.num_drafted for r in rows), default=0),
+        "num_promoted_tokens": summary.promoted,
+        "spent_budget": summary.spent,
+    }
