@@ -1,9 +1,10 @@
-"""The commands on a tiny model: what they print and write."""
+"""bench, generate, models and demo on a tiny model: what they print and write."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,59 @@ def test_bench_writes_every_number_that_it_promises(files: list[str], tmp_path: 
     assert all(label in printed for label in labels[:5])
 
 
+def test_bench_over_batch_sizes(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, trace = tmp_path / "out.json", tmp_path / "trace.jsonl"
+    arms, common = "ar; ar+static:2,2,4+adaptivespec:margin=0.5", ["--limit", "4", "--max-tokens", "8", "--json", str(out)]
+    sampling = ["--temperature", "0.7", "--top-p", "0.9", "--seed", "3"]
+    assert run(["bench", *files, "--arms", arms, "--batch", "1,3", *common, *sampling, "--trace", str(trace)]) == 0
+    report = json.loads(out.read_text())
+    assert report["params"]["top_p"] == 0.9
+    assert [run["batch"] for run in report["batches"]] == [1, 3]
+    alone, together = (run["arms"] for run in report["batches"])
+    label = arms.split("; ")[1]
+    assert list(alone) == list(together) == ["ar", label]
+    assert alone["ar"]["answer_tokens"] == together["ar"]["answer_tokens"]
+    assert report["batches"][0]["kv_cache_bytes"] < report["batches"][1]["kv_cache_bytes"]
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["batch", "ar", label]
+    assert [row.split()[0] for row in rows[:2]] == ["1", "3"]
+    assert rows[1].count("x") == 2
+    traced = [[json.loads(line) for line in (tmp_path / f"trace-{size}.jsonl").read_text().splitlines()] for size in (1, 3)]
+    assert all(lines[0]["type"] == "trace" and lines[-1]["type"] == "finish" for lines in traced)
+
+
+def test_bench_of_one_batch_size(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    arms = ["--arms", "ar; adaptivespec", "--limit", "4", "--max-tokens", "8", "--repeats", "3"]
+    assert run(["bench", *files, *arms, "--batch", "2", "--drafter", "ngram", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert (report["batch"], report["answers_per_arm"], report["complete"]) == (2, 12, True)
+    assert len(report["arms"]["ar"]["call_seconds"]) == 3
+    assert "verify" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_the_batch_sizes_before(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from adaptivespec.cli import bench
+
+    measure = bench.measure
+
+    def interrupted(*arguments: Any) -> dict[str, Any]:
+        if arguments[5] == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench, "measure", interrupted)
+    out = tmp_path / "out.json"
+    arguments = ["bench", *files, "--arms", "ar; tree", "--limit", "2", "--max-tokens", "4", "--json", str(out)]
+    assert run([*arguments, "--batch", "1,2"]) == 130
+    report = json.loads(out.read_text())
+    assert ([run["batch"] for run in report["batches"]], report["complete"]) == ([1], False)
+    assert "interrupted: 2 of 2 answers per arm with batch 1" in capsys.readouterr().err
+    assert run([*arguments, "--batch", "2"]) == 130
+
+
 def test_generate_streams_what_json_reports(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", "hello", *files, "--max-tokens", "20"]
     assert run([*arguments, "--json"]) == 0
@@ -70,11 +124,82 @@ def test_shape_flags_mean_a_static_tree(files: list[str], capsys: pytest.Capture
     assert speculative["margin"] is None
 
 
+def drafted(answer: dict[str, Any]) -> int:
+    return int(answer["metrics"]["speculative_decoding"]["num_draft_tokens"])
+
+
 def test_plain_decoding_by_flags(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "hello", *files, "--max-tokens", "9", "--json", "--speculative-algorithm", "none"]) == 0
-    assert json.loads(capsys.readouterr().out)["drafted"] == 0
+    assert drafted(json.loads(capsys.readouterr().out)) == 0
     assert run(["generate", "hello", "--drafter", "none", *files[:2], "--dtype", "fp32", "--max-tokens", "9", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["drafted"] == 0
+    assert drafted(json.loads(capsys.readouterr().out)) == 0
+
+
+def test_json_has_all_that_an_answer_knows(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "hello", *files, "--max-tokens", "12", "--margin", "0.05", "--guards", "none", "--json", "--logprobs", "3"]
+    assert run([*arguments, "--trace", str(tmp_path / "trace.jsonl")]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["index"], answer["finish_reason"], answer["stop_reason"]) == (0, "length", None)
+    assert (answer["params"]["max_tokens"], answer["speculative"]["margin"]) == (12, 0.05)
+    assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
+    assert all(len(entry["top"]) == 3 and (entry["rank"] > 3 or str(entry["token_id"]) in entry["top"]) for entry in answer["logprobs"])
+    assert 0 < len(answer["promoted"]) <= answer["metrics"]["speculative_decoding"]["num_promoted_tokens"]
+    timings = answer["timings"]
+    assert timings["seconds"] >= sum(timings[f"seconds_{part}"] for part in ("prefill", "draft", "verify", "rest")) > 0
+    lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert lines[-1]["token_ids"] == answer["token_ids"]
+
+
+def test_several_answers_come_one_after_another(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "hello", *files, "--n", "3", "--temperature", "1", "--seed", "5", "--max-tokens", "10", "--ignore-eos"]
+    assert run([*arguments, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [answer["index"] for answer in answers] == [0, 1, 2]
+    assert len({answer["text"] for answer in answers}) == 3
+    assert run(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "".join(f"answer {i} of 3:\n{answer['text']}\n" for i, answer in enumerate(answers, start=1))
+    assert printed.err.startswith("30 tokens")
+
+
+def test_sampling_flags_reach_the_engine(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--top-k", "9", "--top-p", "0.9", "--min-p", "0.01", "--repetition-penalty", "1.1", "--presence-penalty", "0.1"]
+    flags += ["--frequency-penalty", "0.2", "--temperature", "0.9", "--seed", "4", "--min-tokens", "2", "--stop", "~~~", "--stop", "^^^"]
+    assert run(["generate", "hello", *files, *flags, "--ignore-eos", "--max-tokens", "6", "--json"]) == 0
+    params = json.loads(capsys.readouterr().out)["params"]
+    given = {"top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.2}
+    given |= {"temperature": 0.9, "seed": 4, "min_tokens": 2, "stop": ["~~~", "^^^"], "ignore_eos": True, "max_tokens": 6}
+    assert given.items() <= params.items()
+
+
+def test_a_stop_string_ends_the_answer(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "hello", *files, "--max-tokens", "20", "--json", "--margin", "off"]
+    assert run(arguments) == 0
+    whole = json.loads(capsys.readouterr().out)["text"]
+    assert run([*arguments, "--stop", whole[4:6]]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", whole[4:6])
+    assert answer["text"] == whole[: whole.index(whole[4:6])]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "the model itself"])
+def test_other_drafters_answer_the_same_when_strict(files: list[str], drafter: str, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["generate", "abcabcabc", *files[:2], "--dtype", "fp32", "--max-tokens", "20", "--json"]
+    name, algorithm = ("ngram", "NGRAM") if drafter == "ngram" else (files[1], "STANDALONE")
+    assert run([*common, "--drafter", "none"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert run([*common, "--drafter", name, "--speculative-algorithm", algorithm, "--margin", "off"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["token_ids"] == plain["token_ids"]
+    assert drafted(answer) > 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_one_line_and_the_answer_comes(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "hello", *files, "--max-tokens", "4", "--trace", "/dev/full"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip()
+    assert printed.err.splitlines()[0] == "warning: the trace ends here: No space left on device"
 
 
 def test_models_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,10 +211,13 @@ def test_models_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "models", "demo"])
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "models", "demo"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
-    assert "Usage" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Usage" in printed
+    assert "Examples:" in printed
+    assert printed.count(f"adaptivespec {command}") > 1
 
 
 def test_the_packaged_prompts_are_a_mixed_set() -> None:
@@ -97,7 +225,7 @@ def test_the_packaged_prompts_are_a_mixed_set() -> None:
 
 
 def test_a_drawn_tree_names_every_node() -> None:
-    record = StepRecord(TreeShape(2, 2, 4), [1, 2, 3, 4], [-1, 0, 0, 1], [1, 3], [False, True], [0.0, -0.7], 9, 0.5, 0.5, 0.7, 0, 0, 0)
+    record = StepRecord(TreeShape(2, 2, 4), [1, 2, 3, 4], [-1, 0, 0, 1], [1, 3], [False, True], [0.0, -0.7], 9, 0.5, 0.5, 0.7, 1, 0, 0, 0)
     from rich.console import Console
 
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -112,7 +240,7 @@ def test_a_drawn_tree_names_every_node() -> None:
 def test_an_answer_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from adaptivespec.cli.generate import show
+    from adaptivespec.cli.render import show
 
     show(Console(), "a\tb :smile: [red]\r\n", False)
     assert capsys.readouterr().out == "a\tb :smile: [red]\r\n"

@@ -361,6 +361,7 @@ def run(
                     confidence=root.confidence[b].item() if len(nodes.tokens) > 1 else None,
                     rar=rar[b],
                     spent=request.spent,
+                    batch=len(requests),
                     seconds_draft=0.0,
                     seconds_verify=0.0,
                     seconds_rest=0.0,

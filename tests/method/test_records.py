@@ -18,6 +18,7 @@ def _record(tokens: list[int], parents: list[int], path: list[int], promoted: li
         confidence=0.5,
         rar=0.5,
         spent=0.5 * sum(promoted),
+        batch=1,
         seconds_draft=0.1,
         seconds_verify=0.2,
         seconds_rest=0.3,

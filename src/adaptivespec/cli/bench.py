@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json as json_module
-import os
-import platform
-import resource
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,32 +15,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..config import SamplingParams
 from ..errors import UserError
-from ..evaluation.arms import DEFAULT_ARMS, parse_arms
+from ..evaluation.arms import DEFAULT_ARMS, Arm, parse_arms
 from . import options as o
-from .render import comparison_table
+from .files import check_writable, write
+from .machine import machine, peak_rss_bytes, rss_bytes, versions
+from .render import aside, batch_table, comparison_table
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM, Prompt
+    from ..models.loading import LoadedModel
+
+FEW_ANSWERS = 10
+"""Below so many answers per arm the table comes with a warning."""
 
 
 def bench(
-    model: o.Model = "smollm2-135m",
-    drafter: o.Drafter = None,
+    engine: o.EngineFlags,
+    sampling: o.SamplingFlags,
     arms: Annotated[
-        str, typer.Option(help="Arms separated by `;`: ar, static:STEPS,TOPK,NODES, margin, tree, adaptivespec, or name:key=value,...")
+        str,
+        typer.Option(
+            help="Arms separated by `;`: ar, static:STEPS,TOPK,NODES, margin, tree, adaptivespec, or name:key=value,...; "
+            "A+B mixes settings in one batch."
+        ),
     ] = DEFAULT_ARMS,
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with a field prompt, question or messages; default: 24 packaged prompts.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    batch: Annotated[str, typer.Option(help="Requests decoded together; a list such as 1,2,4,8 runs each in turn.")] = "1",
     max_tokens: o.MaxTokens = 64,
-    temperature: o.Temperature = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of the bootstrap.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all prompts.")] = 1,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    context_length: o.ContextLength = None,
-    aux_layers: o.AuxLayers = "input",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, of the order and of the bootstrap.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all prompts; with a batch over 1, intervals need 3.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Also write everything measured to this file.")] = None,
 ) -> None:
-    """Compare arms on the same prompts, one request at a time, interleaved so that ratios are fair.
+    """Compare arms on the same prompts, interleaved so that ratios are fair: prompt by prompt, or batch by batch.
 
     Examples:
 
@@ -50,140 +57,146 @@ def bench(
 
         adaptivespec bench --arms 'ar; static:5,4,8; adaptivespec:margin=0.5,low=3/4/8,high=7/4/16' --repeats 3 --json out.json
 
+        adaptivespec bench --batch 1,2,4,8 --repeats 3     # what speculation brings as the batch grows
+
+        adaptivespec bench --batch 8 --arms 'ar; ar+static:5,4,8+adaptivespec:margin=0.5'     # settings mixed in one batch
+
+        adaptivespec bench --drafter ngram --temperature 0.8 --top-p 0.9
+
         adaptivespec bench -m qwen3-8b --prompts questions.jsonl --max-tokens 512    # on a GPU machine
     """
-    chosen = parse_arms(arms)
-    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    chosen, sizes = parse_arms(arms), parse_sizes(batch)
+    params = sampling.params(seed=seed, max_tokens=max_tokens)
     from ..evaluation.prompts import load_prompts
 
     messages = load_prompts(prompts, limit)
-    if json is not None:
-        check_writable(json)
-    import tokenizers
-    import torch
+    check_enough(chosen, sizes, len(messages))
+    traces = trace_files(engine.trace, sizes)
+    for path in (*traces.values(), json):
+        if path is not None:
+            check_writable(path)
+    if json is not None and json.resolve() in [path.resolve() for path in traces.values() if path]:
+        raise UserError(f"--json and --trace are the same file, {json}")
     import transformers
 
-    from ..engine.llm import LLM
-    from ..evaluation.bench import describe, run_bench
-
     transformers.PreTrainedTokenizerFast  # noqa: B018  the imports that tokenizers need belong to the baseline
+    from ..engine import llm as _  # noqa: F401
+
     after_imports = rss_bytes()
-    llm = LLM(
-        model,
-        drafter=drafter,
-        speculative=chosen[0].speculative,
-        shapes_for=[arm.speculative for arm in chosen],
-        dtype=dtype,
-        device=device,
-        context_length=context_length,
-        aux_layers=aux_layers,
-        max_running_requests=1,
-    )
+    settings = [settings for arm in chosen for settings in arm.speculative]
+    total = repeats * len(messages)
+    runs: list[dict[str, Any]] = []
+    loaded: LoadedModel | None = None
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("answers", total=repeats * len(messages) * len(chosen))
-        results = run_bench(
-            llm, chosen, as_prompts(llm, messages), params, repeats, lambda arm: progress.update(task, advance=1, description=arm.label)
-        )
-    baseline = next((r for r in results if r.arm.speculative.policy == "off"), None)
-    rows = {r.arm.label: describe(r, baseline, seed) for r in results}
-    finished = len(results[0].answers)
-    complete = finished == repeats * len(messages)
+        task = progress.add_task("loading", total=total * len(chosen) * len(sizes))
+        for size in sizes:
+            llm = engine.build(
+                # one that drafts, so that a missing drafter is noticed before weights are read
+                max(settings, key=lambda one: one.policy != "off"),
+                shapes_for=settings,
+                max_running_requests=size,
+                loaded=loaded,
+                trace=traces[size],
+            )
+            loaded = llm.model
+
+            def count(arm: Arm, size: int = size) -> None:
+                progress.update(task, advance=1, description=arm.label if len(sizes) == 1 else f"batch {size}: {arm.label}")
+
+            try:
+                runs.append(measure(llm, chosen, as_prompts(llm, messages), params, repeats, size, count))
+            except KeyboardInterrupt:
+                if not runs:
+                    raise
+                break  # the sizes before this one are finished
+            finally:
+                del llm  # its caches, before the next one makes its own
+            if runs[-1]["answers_per_arm"] < total:
+                break
+    assert loaded is not None
+    complete = len(runs) == len(sizes) and runs[-1]["answers_per_arm"] == total
     report = {
         "command": shlex.join(["adaptivespec", *sys.argv[1:]]),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": processor_name(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "device": str(llm.model.decoder.device),
-        },
-        "versions": {
-            "adaptivespec": version(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
-        "model": str(llm.model.source.path),
-        "dtype": str(llm.model.decoder.dtype).removeprefix("torch."),
+        "machine": machine(loaded.decoder.device),
+        "versions": versions(),
+        "model": str(loaded.source.path),
+        "dtype": str(loaded.decoder.dtype).removeprefix("torch."),
+        "params": params.model_dump(),
         "prompts": len(messages),
         "repeats": repeats,
-        "answers_per_arm": finished,
         "complete": complete,
         "rss_after_imports_bytes": after_imports,
         "peak_rss_bytes": peak_rss_bytes(),
-        "weights_bytes": llm.model.decoder.num_bytes,
-        "kv_cache_bytes": llm.runner.cache.data.numel() * llm.runner.cache.data.element_size(),
-        "arms": rows,
+        "weights_bytes": loaded.decoder.num_bytes,
+        **(runs[0] if len(sizes) == 1 else {"batches": runs}),
     }
+    table = comparison_table(runs[0]["arms"]) if len(sizes) == 1 else batch_table({run["batch"]: run["arms"] for run in runs})
     try:
-        Console().print(comparison_table(rows))
+        Console().print(table)
     finally:  # whoever reads the table may have left, as `| head` does; the file is written all the same
         if json is not None:
             write(json, json_module.dumps(report, indent=2))
-    if finished < 10:
-        console.print(f"only {finished} answers per arm: too few to tell arms apart", style="yellow")
+    finished = runs[-1]["answers_per_arm"]
+    if finished < FEW_ANSWERS:
+        aside(f"only {finished} answers per arm: too few to tell arms apart", "yellow")
     if not complete:
-        console.print(f"interrupted: {finished} of {repeats * len(messages)} answers per arm", style="red")
+        done = f"{finished} of {total} answers per arm" + (f" with batch {runs[-1]['batch']}" if len(sizes) > 1 else "")
+        aside(f"interrupted: {done}", "red")
         raise typer.Exit(130)
 
 
-def as_prompts(llm: Any, messages: list[list[dict[str, str]]]) -> list[Any]:
+def measure(
+    llm: LLM,
+    arms: list[Arm],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    repeats: int,
+    batch: int,
+    on_answer: Callable[[Arm], None],
+) -> dict[str, Any]:
+    """One batch size: what its arms did, for the report. KeyboardInterrupt when nothing was finished."""
+    from ..evaluation.bench import describe, run_bench
+
+    results = run_bench(llm, arms, prompts, params, repeats, batch, on_answer)
+    baseline = next((result for result in results if result.arm.is_plain), None)
+    cache = llm.runner.cache.data
+    return {
+        "batch": batch,
+        "answers_per_arm": len(results[0].outputs),
+        "kv_cache_bytes": cache.numel() * cache.element_size(),
+        "arms": {result.arm.label: describe(result, baseline, params.seed or 0) for result in results},
+    }
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Batch sizes such as `4` or `1,2,4`. Raises UserError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 1024 for part in parts):
+        raise UserError(f"--batch: expected a size such as 4, or several such as 1,2,4,8 (at most 1024), not {text!r}")
+    sizes = [int(part) for part in parts]
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"--batch: the same size is given twice in {text!r}")
+    return sizes
+
+
+def check_enough(arms: Sequence[Arm], sizes: Sequence[int], num_prompts: int) -> None:
+    """Refuse batches that would never be full and mixes of which some part would never be asked. Raises UserError."""
+    if max(sizes) > num_prompts:
+        raise UserError(f"--batch {max(sizes)} needs at least as many prompts, and there are {num_prompts}")
+    for arm in arms:
+        if len(arm.speculative) > num_prompts:
+            raise UserError(f"arm {arm.label!r} mixes {len(arm.speculative)} settings, and there are {num_prompts} prompts")
+
+
+def trace_files(path: Path | None, sizes: Sequence[int]) -> dict[int, Path | None]:
+    """The trace of each batch size: the file itself, or FILE-1.jsonl, FILE-2.jsonl, ... since each engine counts its own requests."""
+    if path is None or len(sizes) == 1:
+        return dict.fromkeys(sizes, path)
+    return {size: path.with_name(f"{path.stem}-{size}{path.suffix}") for size in sizes}
+
+
+def as_prompts(llm: LLM, messages: list[list[dict[str, str]]]) -> list[Prompt]:
     """Chat messages for models with a chat template, the bare text of the last message for others."""
-    return messages if llm.tokenizer.chat_template else [m[-1]["content"] for m in messages]
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a result file that could not be written, before any work."""
-    path = path.resolve()
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise UserError(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'its folder is missing or read-only'}")
-
-
-def write(path: Path, text: str) -> None:
-    """Write beside the target, then rename, so that a full disk never leaves half a file; devices and pipes are written to directly."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_text(text)
-        return
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def version() -> str:
-    """The installed version."""
-    from .. import __version__
-
-    return __version__
-
-
-def processor_name() -> str:
-    """The CPU's own name where the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
-
-
-def rss_bytes() -> int:
-    """Resident memory now; the peak where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return peak_rss_bytes()
-
-
-def peak_rss_bytes() -> int:
-    """Largest resident memory of this process so far (kibibytes on Linux, bytes on macOS)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return [message if llm.tokenizer.chat_template else message[-1]["content"] for message in messages]

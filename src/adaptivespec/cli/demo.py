@@ -40,8 +40,8 @@ def demo(model: o.Model = "smollm2-135m", drafter: o.Drafter = None, max_tokens:
     llm = LLM(
         model,
         drafter=drafter,
-        speculative=arms[-1].speculative,
-        shapes_for=[a.speculative for a in arms],
+        speculative=arms[-1].speculative[0],
+        shapes_for=[arm.speculative[0] for arm in arms],
         dtype=dtype,
         max_running_requests=1,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import warnings
 
 import typer
-from rich.console import Console
 
 from ..config import SpeculativeConfig
 from ..errors import UserError
-from . import bench, demo, generate, models
+from . import bench, chat, demo, generate, models
+from .groups import flattened
+from .render import aside
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,8 +22,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Faster answers from large language models by adaptive speculative decoding, without training.",
 )
-app.command("generate")(generate.generate)
-app.command("bench")(bench.bench)
+app.command("generate")(flattened(generate.generate))
+app.command("chat")(flattened(chat.chat))
+app.command("bench")(flattened(bench.bench))
 app.command("models")(models.models)
 app.command("demo")(demo.demo)
 
@@ -37,7 +40,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def fail(message: str, code: int) -> int:
     """One line on standard error."""
-    Console(stderr=True).print(f"error: {' '.join(message.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    aside(f"error: {message}", "red")
     return code
 
 
@@ -47,13 +50,19 @@ def no_such_option(name: str, options: list[str]) -> str:
     if alike := [option for option in options if option.endswith(f"-{name.lstrip('-')}")]:
         return f"no such option {name}; did you mean {alike[0]}?"
     if setting in SpeculativeConfig.model_fields:
-        return f"no such option {name}; set {setting} with --speculative-config (generate) or in an arm (bench)"
+        return f"no such option {name}; set {setting} with --speculative-config (generate, chat) or in an arm (bench)"
     close = difflib.get_close_matches(name, options, n=1)
     return f"no such option {name}" + (f"; did you mean {close[0]}?" if close else "; see --help")
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line: 0 done, 1 something failed, 2 bad input, 130 interrupted."""
+    """The exit code of a command line: 0 done, 1 something failed, 2 bad input, 130 interrupted. A warning is one line too."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: aside(f"warning: {message}", "yellow")
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="adaptivespec", standalone_mode=False)

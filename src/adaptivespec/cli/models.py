@@ -15,6 +15,12 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
     """List the short names of models and their drafters.
 
     Any other Llama 3.x, Qwen2 or Qwen3 model works by folder, .gguf file or hub id.
+
+    Examples:
+
+        adaptivespec models
+
+        adaptivespec models --json
     """
     from ..models.catalogue import PRESETS
 

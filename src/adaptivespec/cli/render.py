@@ -1,36 +1,53 @@
-"""What people see: the comparison table, a drawn draft tree, coloured answers."""
+"""What people see: comparison tables, a drawn draft tree, coloured answers, remarks beside them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, Group
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from ..method.records import StepRecord
+if TYPE_CHECKING:
+    from ..method.records import StepRecord
 
 PROMOTED = "bold yellow"
 ACCEPTED = "green"
+CAPTION = "dim italic"
 
 
-def comparison_table(rows: dict[str, dict[str, Any]]) -> Table:
+def show(console: Console, piece: str, promoted: bool) -> None:
+    """Write a piece of the answer as it is: rich would expand tabs and replace emoji names. On a terminal, without its control codes."""
+    if console.is_terminal:
+        piece = piece.replace("\x1b", "")
+        if promoted and console.color_system is not None:
+            piece = Style.parse(PROMOTED).render(piece)
+    console.file.write(piece)
+    console.file.flush()
+
+
+def aside(message: str, style: str = "dim") -> None:
+    """One line on standard error, beside the answers."""
+    Console(stderr=True).print(" ".join(message.split()), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def comparison_table(rows: dict[str, dict[str, Any]]) -> Group:
     """Arms side by side, from `evaluation.bench.describe`; fits 80 columns."""
     caption = (
         "tok/s of whole answers; x plain with its 95 % interval; accept: tokens\n"
         "per step, bonus included; taken: of the drafted tokens; promoted: per\n"
-        "1,000 tokens; draft, verify and rest: ms per step"
+        "1,000 tokens; draft, verify and rest: ms per step of the batch"
     )
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, caption=caption, caption_justify="left")
-    for name in ("arm", "tok/s", "x plain", "accept", "taken", "promoted", "draft", "verify", "rest"):
-        if name == "arm":
-            table.add_column(name, overflow="fold", min_width=12)  # long labels fold; numbers are never cut
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("arm", overflow="fold", min_width=12)  # long labels fold; numbers are never cut
+    for name in ("tok/s", "x plain", "accept", "taken", "promoted", "draft", "verify", "rest"):
+        table.add_column(name, justify="right", no_wrap=True)
     for label, row in rows.items():
-        speedup, steps = row["speedup_vs_ar"], max(row["steps"], 1)
+        speedup, steps = row["speedup_vs_ar"], row["batch_steps"] or 1
         ratio = f"{speedup['ratio']:.2f}" if speedup else "-"
         if speedup and speedup["low"] is not None:
             ratio += f" ({speedup['low']:.2f}-{speedup['high']:.2f})"
@@ -43,7 +60,22 @@ def comparison_table(rows: dict[str, dict[str, Any]]) -> Table:
             f"{row['promoted_per_1k']:.1f}",
             *(f"{1000 * row[f'seconds_{part}'] / steps:.1f}" for part in ("draft", "verify", "rest")),
         )
-    return table
+    return Group(table, Text(caption, style=CAPTION))  # not the table's own caption, which folds to a narrow table's width
+
+
+def batch_table(runs: dict[int, dict[str, dict[str, Any]]]) -> Group:
+    """A row per batch size and a column per arm, from the rows of `evaluation.bench.describe` by label."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("batch", justify="right")
+    for label in next(iter(runs.values())):
+        table.add_column(label, justify="right", overflow="fold", min_width=len("1000.0 10.00x"))
+    for batch, rows in runs.items():
+        cells = []
+        for row in rows.values():
+            speedup = row["speedup_vs_ar"]
+            cells.append(f"{row['tokens_per_second']:.1f} {speedup['ratio']:5.2f}x" if speedup else f"{row['tokens_per_second']:.1f}")
+        table.add_row(str(batch), *cells)
+    return Group(table, Text("tok/s of whole answers, and x plain at the same batch", style=CAPTION))
 
 
 def draw_tree(record: StepRecord, decode: Callable[[int], str]) -> Tree:

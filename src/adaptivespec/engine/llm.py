@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,7 @@ class LLM:
         drafts = found is not None or not named
         self.speculative = asked or SpeculativeConfig(policy="adaptive" if drafts else "off")
         require_drafter(self.speculative, drafts)
+        self._trace = TraceWriter(config.trace) if config.trace is not None else None
         self.model = model if isinstance(model, LoadedModel) else load_model(source, config.dtype, device)
         decoder, limit = self.model.decoder, self.model.config.max_position_embeddings
         if config.context_length is not None and config.context_length > limit:
@@ -128,8 +129,8 @@ class LLM:
         slots = config.max_running_requests
         self.runner = Runner(decoder, self.drafter, self.context_length, slots, self.room, config.prefill_chunk)
         self.scheduler = Scheduler(self.runner, slots)
-        self._trace = TraceWriter(config.trace) if config.trace is not None else None
         self._num_requests = 0
+        self._open: set[int] = set()  # requests whose end is not traced yet
         self._special_ids: frozenset[int] | None = None
 
     @property
@@ -224,7 +225,7 @@ class LLM:
                 raise UserError("a conversation is a list of messages: [{'role': 'user', 'content': '...'}, ...]")
         return self.generate(conversations, params, speculative=speculative)  # type: ignore[arg-type]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Speculative = None) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Speculative = None) -> Generator[StreamChunk]:
         """Answer one prompt step by step; leaving the loop early frees the slot. The last chunk carries the whole output."""
         params = params or SamplingParams()
         if params.n > 1:
@@ -249,16 +250,13 @@ class LLM:
             for request in active:
                 if request.records:  # none after the prompt alone
                     self._trace.step(request.id, len(request.records) - 1, request.records[-1])
-                if request.finish_reason is not None:
-                    self._trace.finish(request.id, request.finish_reason, request.token_ids)
+                self._trace_end(request)
         return active
 
     def abort(self, request: Request) -> None:
         """Drop a request that is not finished, wherever it is; its slot is free at once."""
-        if request.finish_reason is None:
-            self.scheduler.abort(request)
-            if self._trace is not None:
-                self._trace.finish(request.id, "abort", request.token_ids)
+        self.scheduler.abort(request)
+        self._trace_end(request)  # one that failed in its prompt too, which the scheduler has dropped already
 
     def output(self, request: Request) -> RequestOutput:
         """What a request has come to: its answer once it is finished or aborted."""
@@ -283,7 +281,7 @@ class LLM:
             seconds_prefill=request.seconds_prefill,
         )
 
-    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+    def _stream(self, request: Request) -> Generator[StreamChunk]:
         self._queue(request)
         sent = 0
 
@@ -309,8 +307,15 @@ class LLM:
         request.id = self._num_requests
         self._num_requests += 1
         if self._trace is not None:
+            self._open.add(request.id)
             self._trace.request(request.id, request.index, len(request.prompt), request.params, request.config)
         self.scheduler.add(request)
+
+    def _trace_end(self, request: Request) -> None:
+        """Trace that a request ended, once."""
+        if self._trace is not None and request.finish_reason is not None and request.id in self._open:
+            self._open.remove(request.id)
+            self._trace.finish(request.id, request.finish_reason, request.token_ids)
 
     def _requests(self, prompt: Prompt, params: SamplingParams, speculative: Speculative, stream: bool = False) -> list[Request]:
         """One request per answer, everything checked, nothing queued. `stream` wants the text as it comes."""

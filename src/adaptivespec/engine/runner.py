@@ -156,6 +156,7 @@ class Runner:
                     confidence=confidence[b] if sizes[b] > 1 else None,
                     rar=rars[b],
                     spent=request.spent,
+                    batch=len(requests),
                     seconds_draft=seconds_draft,
                     seconds_verify=seconds_verify,
                     seconds_rest=accepted - verified,

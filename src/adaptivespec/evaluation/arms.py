@@ -1,4 +1,7 @@
-"""Arms: named settings to compare, written as `ar; static:3,4,4; margin; tree; adaptivespec` or `name:key=value,...`."""
+"""Arms: named settings to compare, written as `ar; static:3,4,4; margin; tree; adaptivespec` or `name:key=value,...`.
+
+`A+B` is an arm whose prompts take turns with the settings A and B, side by side in one batch.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,23 @@ DEFAULT_ARMS = "ar; static:3,4,4; margin; tree; adaptivespec"
 
 @dataclass(frozen=True)
 class Arm:
-    """One setting under its label (the text it was written as)."""
+    """Settings under a label (the text it was written as); prompts take turns with them when there are several."""
 
     label: str
-    speculative: SpeculativeConfig
+    speculative: tuple[SpeculativeConfig, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is ever drafted: what the others are compared with."""
+        return all(settings.policy == "off" for settings in self.speculative)
+
+    def for_prompt(self, number: int) -> SpeculativeConfig:
+        """The settings of a prompt, counted from 0."""
+        return self.speculative[number % len(self.speculative)]
 
 
 def parse_arm(text: str) -> Arm:
-    """One arm: a base name, then optional settings: three numbers are a static shape, the rest `key=value`.
+    """One arm: a base name, then optional settings: three numbers are a static shape, the rest `key=value`; or several, joined by `+`.
 
     Shapes as values are written with slashes: `adaptivespec:low=3/4/8,high=7/4/16`.
 
@@ -38,6 +50,10 @@ def parse_arm(text: str) -> Arm:
         UserError: an unknown base or setting (with the nearest name), or a value that does not fit.
     """
     label = re.sub(r"\s+", "", text)
+    return Arm(label, tuple(_parse_settings(part) for part in label.split("+")))
+
+
+def _parse_settings(label: str) -> SpeculativeConfig:
     name, _, rest = label.partition(":")
     if name not in BASES:
         raise UserError(f"unknown arm {name!r}{nearest(name, BASES)}")
@@ -52,13 +68,13 @@ def parse_arm(text: str) -> Arm:
             raise UserError(f"arm {label!r}: expected num_steps,topk,num_draft_tokens (only static and margin take a shape) or key=value")
         values |= dict(zip(("num_steps", "topk", "num_draft_tokens"), map(int, numbers), strict=True))
     try:
-        return Arm(label, SpeculativeConfig(**values))
+        return SpeculativeConfig(**values)
     except UserError as error:
         raise UserError(f"arm {label!r}: {error}") from None
 
 
 def parse_arms(text: str) -> list[Arm]:
-    """Arms separated by `;`. Raises UserError for none at all or the same arm twice."""
+    """Arms separated by `;`. Raises UserError for none at all, or for the same arm twice."""
     arms = [parse_arm(part) for part in text.split(";") if part.strip()]
     if not arms:
         raise UserError(f"no arms given; for example {DEFAULT_ARMS!r}")

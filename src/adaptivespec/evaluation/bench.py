@@ -1,4 +1,4 @@
-"""The benchmark: every arm answers every prompt, in turn, in one process, so that ratios survive a machine whose speed drifts."""
+"""The benchmark: every arm answers the same prompts, in turn, in one process, so that ratios survive a machine whose speed drifts."""
 
 from __future__ import annotations
 
@@ -12,35 +12,54 @@ from typing import Any
 from ..config import SamplingParams
 from ..engine.llm import LLM, Prompt
 from ..engine.request import RequestOutput
+from ..errors import UserError
 from ..telemetry.stats import Summary, summarise
 from .arms import Arm
 from .statistics import throughput_ratio
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One answer and the seconds that it took, its prompt included."""
+class Call:
+    """One timed `generate`: its answers, one or a whole batch of them, and the seconds that it took, prompts included."""
 
-    output: RequestOutput
+    outputs: list[RequestOutput]
     seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Generated ids, never re-tokenised text."""
+        return sum(len(output.token_ids) for output in self.outputs)
 
 
 @dataclass
 class ArmResult:
-    """What one arm answered, in the order of (repeat, prompt)."""
+    """What one arm did.
+
+    Attributes:
+        arm: its settings.
+        batch: requests decoded together.
+        calls: with batch 1 one per prompt, in the order of (repeat, prompt); else one per repeat, with all prompts.
+        num_units: calls that differ: the prompts with batch 1, else one. The same call comes again in the next repeat.
+    """
 
     arm: Arm
-    num_prompts: int
-    answers: list[Answer] = field(default_factory=list)
+    batch: int
+    num_units: int
+    calls: list[Call] = field(default_factory=list)
 
-    def per_prompt(self) -> tuple[list[float], list[float]]:
-        """Generated tokens and seconds of each prompt, summed over repeats. Tokens are generated ids, never re-tokenised text."""
-        tokens, seconds = [0.0] * self.num_prompts, [0.0] * self.num_prompts
-        for i, answer in enumerate(self.answers):
-            tokens[i % self.num_prompts] += len(answer.output.token_ids)
-            seconds[i % self.num_prompts] += answer.seconds
-        answered = min(len(self.answers), self.num_prompts)
-        return tokens[:answered], seconds[:answered]
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """All answers, in the order of (repeat, prompt)."""
+        return [output for call in self.calls for output in call.outputs]
+
+    def samples(self) -> tuple[list[float], list[float]]:
+        """Tokens and seconds of what an interval resamples: prompts, summed over repeats, with batch 1; else repeats."""
+        count = min(len(self.calls), self.num_units) if self.batch == 1 else len(self.calls)
+        tokens, seconds = [0.0] * count, [0.0] * count
+        for i, call in enumerate(self.calls):
+            tokens[i % count] += call.tokens
+            seconds[i % count] += call.seconds
+        return tokens, seconds
 
 
 def run_bench(
@@ -49,53 +68,69 @@ def run_bench(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     repeats: int = 1,
+    batch: int = 1,
     on_answer: Callable[[Arm], None] | None = None,
 ) -> list[ArmResult]:
-    """Run all arms interleaved prompt by prompt, in a shuffled order; one request at a time.
+    """Run all arms interleaved, in a shuffled order: prompt by prompt with batch 1, else all prompts at once in each repeat.
 
     Args:
-        llm: the models.
+        llm: the models; with a batch over 1 it must decode that many requests together.
         arms: settings to compare.
         prompts: texts, ids or messages.
         params: sampling settings of every answer; the seed makes the arms comparable at temperature > 0, and shuffles.
         repeats: rounds over all prompts.
+        batch: requests decoded together: one joins when another leaves.
         on_answer: called after each answer, for a progress bar.
 
     Returns:
         Results in the order of arms. After Ctrl-C those of the finished prompts, whole repeats only once there is one;
         KeyboardInterrupt is raised only when there are none.
+
+    Raises:
+        UserError: prompts that do not fit the model's context, or an engine for another batch: before any work.
     """
+    slots = len(llm.scheduler.free)
+    if batch > 1 and slots != batch:
+        raise UserError(f"this engine decodes {slots} requests together, not {batch}: make it with max_running_requests={batch}")
     encoded = [llm.encode(prompt) for prompt in prompts]
     for ids in encoded:  # every length is checked before any work
         llm.check_prompt(ids)
-    results = [ArmResult(arm, len(encoded)) for arm in arms]
+    everything = list(range(len(encoded)))
+    units = [[number] for number in everything] if batch == 1 else [everything]
+    results = [ArmResult(arm, batch, len(units)) for arm in arms]
     order, rng = list(range(len(arms))), random.Random(params.seed)
+
+    def ask(arm: Arm, numbers: list[int], settings: SamplingParams, report: Callable[[RequestOutput], None] | None) -> list[RequestOutput]:
+        speculative = [arm.for_prompt(number) for number in numbers]
+        return llm.generate([encoded[number] for number in numbers], settings, speculative=speculative, on_finish=report)
+
     warm_up = params.updated({"max_tokens": min(8, params.max_tokens), "min_tokens": 0})
     for arm in arms:
-        llm.generate([encoded[0]], warm_up, speculative=arm.speculative)
-    for number in range(repeats * len(encoded)):
+        for numbers in [[i] for i in range(min(len(arm.speculative), len(encoded)))] if batch == 1 else units:
+            ask(arm, numbers, warm_up, None)
+    for number in range(repeats * len(units)):
         rng.shuffle(order)
-        ids = encoded[number % len(encoded)]
-        round_answers: dict[int, Answer] = {}
+        numbers = units[number % len(units)]
+        calls: dict[int, Call] = {}
         try:
-            # What the first forward of a new prompt length costs is not charged to whoever comes first.
-            llm.generate([ids], warm_up.updated({"max_tokens": 1}), speculative=arms[0].speculative)
+            if batch == 1:  # what the first forward of a new prompt length costs is not charged to whoever comes first
+                ask(arms[0], numbers, warm_up.updated({"max_tokens": 1}), None)
             for i in order:
+                arm = arms[i]
+                report = None if on_answer is None else lambda _, arm=arm: on_answer(arm)
                 began = time.perf_counter()
-                [output] = llm.generate([ids], params, speculative=arms[i].speculative)
-                round_answers[i] = Answer(output, time.perf_counter() - began)
-                if on_answer is not None:
-                    on_answer(arms[i])
+                outputs = ask(arm, numbers, params, report)
+                calls[i] = Call(outputs, time.perf_counter() - began)
         except KeyboardInterrupt:
             if number == 0:
                 raise
             # A partial repeat would weigh some prompts more than others.
-            whole = number if number < len(encoded) else number - number % len(encoded)
+            whole = number if number < len(units) else number - number % len(units)
             for result in results:
-                del result.answers[whole:]
+                del result.calls[whole:]
             return results
         for i, result in enumerate(results):
-            result.answers.append(round_answers[i])
+            result.calls.append(calls[i])
     return results
 
 
@@ -103,16 +138,15 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
     """One arm as numbers for a table or JSON.
 
     `seconds` = prefill + draft + verify + rest; rest is everything else: acceptance, commit, bookkeeping, detokenising. Accept
-    length, drafted, accepted and promoted count whole steps, before stop conditions cut the last one.
+    length, drafted, accepted and promoted count whole steps, before stop conditions cut the last one. `steps` counts each request's,
+    `batch_steps` those of the engine.
     """
-    outputs = [answer.output for answer in result.answers]
+    outputs = result.outputs
     summary: Summary = summarise(record for output in outputs for record in output.records)
-    answer_tokens = [len(output.token_ids) for output in outputs]
-    answer_seconds = [answer.seconds for answer in result.answers]
-    tokens, seconds = sum(answer_tokens), sum(answer_seconds)
+    tokens, seconds = sum(call.tokens for call in result.calls), sum(call.seconds for call in result.calls)
     prefill = sum(output.seconds_prefill for output in outputs)
     row: dict[str, Any] = {
-        "settings": result.arm.speculative.model_dump(),
+        "settings": [settings.model_dump() for settings in result.arm.speculative],
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
@@ -125,6 +159,7 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
         "steps": summary.steps,
         "drafted": summary.drafted,
         "accepted": summary.accepted,
+        "batch_steps": summary.batch_steps,
         "seconds_prefill": prefill,
         "seconds_draft": summary.seconds_draft,
         "seconds_verify": summary.seconds_verify,
@@ -132,10 +167,12 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
         "shapes": {str(shape): count for shape, count in summary.shapes.items()},
         "accepted_histogram": {str(n): count for n, count in summary.accepted_histogram.items()},
         "finish_reasons": dict(Counter(output.finish_reason for output in outputs)),
-        "answer_tokens": answer_tokens,
-        "answer_seconds": answer_seconds,
+        "answer_tokens": [len(output.token_ids) for output in outputs],
+        "call_tokens": [call.tokens for call in result.calls],
+        "call_seconds": [call.seconds for call in result.calls],
     }
     if baseline is not None:
-        ratio, low, high = throughput_ratio(*result.per_prompt(), *baseline.per_prompt(), seed=seed)
+        fewest = 2 if result.batch == 1 else 3
+        ratio, low, high = throughput_ratio(*result.samples(), *baseline.samples(), seed=seed, fewest=fewest)
         row["speedup_vs_ar"] = {"ratio": ratio, "low": low, "high": high}
     return row

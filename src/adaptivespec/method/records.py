@@ -19,7 +19,8 @@ class StepRecord:
         confidence: the drafter's top-1 probability at the root, None when nothing was drafted.
         rar: rolling acceptance ratio before the step.
         spent: nats of the quality budget spent by the request after the step, promotions that a stop condition cut off included.
-        seconds_draft, seconds_verify, seconds_rest: wall time of the batch's step (shared by its requests).
+        batch: requests that shared the step.
+        seconds_draft, seconds_verify, seconds_rest: wall time of the batch's step.
     """
 
     shape: TreeShape
@@ -32,6 +33,7 @@ class StepRecord:
     confidence: float | None
     rar: float
     spent: float
+    batch: int
     seconds_draft: float
     seconds_verify: float
     seconds_rest: float

@@ -19,7 +19,8 @@ class Summary:
         steps: verify steps.
         drafted, accepted, promoted: drafted tokens, accepted ones (promoted included), promoted ones.
         spent: nats spent on promotions.
-        seconds_draft, seconds_verify, seconds_rest: summed over steps.
+        batch_steps: steps of the engine: one that several requests shared counts once.
+        seconds_draft, seconds_verify, seconds_rest: wall time of those.
         accepted_histogram: steps by number of accepted drafted tokens.
         shapes: steps by the shape that was planned.
     """
@@ -29,6 +30,7 @@ class Summary:
     accepted: int
     promoted: int
     spent: float
+    batch_steps: float
     seconds_draft: float
     seconds_verify: float
     seconds_rest: float
@@ -53,7 +55,7 @@ class Summary:
 
 
 def summarise(records: Iterable[StepRecord]) -> Summary:
-    """Add up steps of any number of requests. Seconds of a step that several requests shared count once per request."""
+    """Add up steps of any number of requests; all those of a batch, or a step that they shared counts in part only."""
     rows = list(records)
     return Summary(
         steps=len(rows),
@@ -61,9 +63,10 @@ def summarise(records: Iterable[StepRecord]) -> Summary:
         accepted=sum(r.num_accepted for r in rows),
         promoted=sum(r.num_promoted for r in rows),
         spent=sum((-m for r in rows for m in r.log_margins), 0.0),
-        seconds_draft=sum(r.seconds_draft for r in rows),
-        seconds_verify=sum(r.seconds_verify for r in rows),
-        seconds_rest=sum(r.seconds_rest for r in rows),
+        batch_steps=sum(1 / r.batch for r in rows),
+        seconds_draft=sum(r.seconds_draft / r.batch for r in rows),
+        seconds_verify=sum(r.seconds_verify / r.batch for r in rows),
+        seconds_rest=sum(r.seconds_rest / r.batch for r in rows),
         accepted_histogram=dict(sorted(Counter(r.num_accepted for r in rows).items())),
         shapes=dict(sorted(Counter(r.shape for r in rows).items())),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from dataclasses import asdict
@@ -56,7 +57,5 @@ class TraceWriter:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         except OSError as error:
             warnings.warn(f"the trace ends here: {error.strerror or error}", stacklevel=2)
-            try:
+            with contextlib.suppress(OSError):  # what is still in the buffer does not fit either
                 self._file.close()
-            except OSError:  # what is still in the buffer does not fit either
-                pass
