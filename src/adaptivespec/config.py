@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .errors import UserError, nearest
 
-Shape = tuple[int, int, int]
+Shape = tuple[Annotated[int, Field(ge=0, le=1000)], Annotated[int, Field(ge=1, le=1000)], Annotated[int, Field(ge=1, le=10_000)]]
 """num_steps, topk, num_draft_tokens (the root included), as in SGLang."""
 
 INT32_MAX = 2**31 - 1
@@ -22,11 +22,29 @@ ALIASES = {
     "eagle_topk": "topk",
     "speculative_num_draft_tokens": "num_draft_tokens",
     "kappa": "margin",
+    "speculative_accept_threshold_single": "threshold_single",
+    "speculative_accept_threshold_acc": "threshold_acc",
+    "assistant_confidence_threshold": "confidence_threshold",
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
 }
 """Other names users bring for the same setting."""
+
+
+def _shown(value: Any) -> str:
+    """A value in one short line."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_names(values: Mapping[Any, Any]) -> None:
+    """Raise UserError for a setting whose name is not text."""
+    if wrong := [name for name in values if not isinstance(name, str)]:
+        raise UserError(f"the name of a setting is text, not {_shown(wrong[0])}")
 
 
 class Settings(BaseModel):
@@ -43,8 +61,14 @@ class Settings(BaseModel):
                 raise UserError(f"unknown setting {name!r}{nearest(name, fields)}")
             if name in settings:
                 raise UserError(f"{name} is given twice, as {alias!r} too")
-            if isinstance(value, bool) and fields[name].annotation is not bool:
-                raise UserError(f"{name}: expected a {'number' if name != 'policy' else 'name'}, not {value}")
+            annotation = fields[name].annotation
+            choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+            if isinstance(value, bool) and annotation is not bool:
+                raise UserError(f"{name}: expected a {'name' if choices else 'number'}, not {value}")
+            if choices and value not in choices:
+                raise UserError(f"unknown {name} {value!r}{nearest(str(value), choices)}")
+            if isinstance(value, bytes | bytearray):
+                raise UserError(f"{name}: expected text, not bytes")
             settings[name] = value
         try:
             super().__init__(**settings)
@@ -52,7 +76,7 @@ class Settings(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or type(self).__name__
             reason = first["msg"].removeprefix("Value error, ")
-            given = "" if first["type"] == "value_error" and not first["loc"] else f", not {first['input']!r}"
+            given = "" if first["type"] == "value_error" and not first["loc"] else f", not {_shown(first['input'])}"
             raise UserError(f"{where}: {reason}{given}") from None
 
     @classmethod
@@ -74,36 +98,89 @@ class Settings(BaseModel):
 
     def updated(self, values: Mapping[str, Any]) -> Self:
         """A copy with some settings replaced, validated again."""
+        check_names(values)
         return type(self)(**{**self.model_dump(exclude_unset=True), **values})
 
 
-_STATIC = ("num_steps", "topk", "num_draft_tokens")
-_ADAPTIVE = ("low", "high", "saturation", "alpha", "patience", "normalise")
-_RULE = ("margin", "guards", "budget", "budget_per_100", "max_promotions")
-_WITHOUT_EFFECT = {"static": _ADAPTIVE, "adaptive": _STATIC, "off": (*_STATIC, *_ADAPTIVE, *_RULE)}
-"""Settings that mean nothing under each policy."""
+POLICIES: dict[str, tuple[str, ...]] = {
+    "adaptive": ("low", "high", "saturation", "alpha", "patience", "normalise"),
+    "static": ("num_steps", "topk", "num_draft_tokens"),
+    "off": (),
+    "talon": ("num_steps", "topk", "num_draft_tokens", "talon_mu"),
+    "accept_ema": ("candidate_steps", "alpha"),
+    "heuristic": ("num_steps",),
+    "confidence": ("num_steps", "confidence_threshold"),
+}
+"""The settings of each policy."""
+
+_GUARDS = ("guards", "budget", "budget_per_100", "max_promotions")
+RULES: dict[str, tuple[str, ...]] = {
+    "margin": ("margin", *_GUARDS),
+    "strict": (),
+    "margin_top1": ("margin", *_GUARDS),
+    "threshold": ("threshold_single", "threshold_acc"),
+    "typical": ("typical_epsilon", "typical_delta"),
+    "relaxed_topk": ("relaxed_topk", "relaxed_delta"),
+    "logit_ratio": ("logit_ratio",),
+    "window": ("window", "window_entropy"),
+    "rejection": (),
+}
+"""The settings of each acceptance rule."""
+
+POLICY_SETTINGS = frozenset(name for names in POLICIES.values() for name in names)
+RULE_SETTINGS = frozenset(name for names in RULES.values() for name in names)
+
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "talon": {"num_steps": 15, "topk": 10, "num_draft_tokens": 60},
+    "accept_ema": {"alpha": 0.2},
+    "heuristic": {"num_steps": 15},
+    "confidence": {"num_steps": 15},
+}
+"""Defaults of single policies, where they differ from the field's."""
+
+
+def _without_effect(policy: str, rule: str) -> dict[str, str]:
+    """The settings that mean nothing under a policy and a rule, each with what makes it so."""
+    if policy == "off":
+        return dict.fromkeys(("rule", *POLICY_SETTINGS, *RULE_SETTINGS), "policy off")
+    idle = dict.fromkeys(POLICY_SETTINGS.difference(POLICIES.get(policy, ())), f"policy {policy}")
+    return idle | dict.fromkeys(RULE_SETTINGS.difference(RULES.get(rule, ())), f"rule {rule}")
 
 
 class SpeculativeConfig(Settings):
     """How to speculate. The default is AdaptiveSpec: the adaptive tree policy with the margin rule, which is lossy.
 
     Attributes:
-        policy: `adaptive`, `static` (always num_steps, topk, num_draft_tokens) or `off` (plain decoding).
-        num_steps, topk, num_draft_tokens: the static shape, in SGLang's words (the root counts as a draft token).
+        policy: `adaptive`, `static` (always num_steps, topk, num_draft_tokens) or `off` (plain decoding); to compare with: `talon`, and
+            for chains `accept_ema` (SGLang), `heuristic` and `confidence` (transformers).
+        num_steps, topk, num_draft_tokens: the static shape, in SGLang's words (the root counts as a draft token); 3, 4, 4. Of talon the
+            deepest level, the first layer's width and the budget; 15, 10, 60. Of heuristic and confidence num_steps is the longest
+            chain; 15.
         low, high: the adaptive policy's corners, each num_steps, topk, num_draft_tokens.
         saturation: the confidence * acceptance ratio at which the tree is deepest (the paper's d).
-        alpha: weight of the newest step in the rolling acceptance ratio.
+        alpha: weight of the newest step in the rolling acceptance ratio, 0.3; in accept_ema's moving average, 0.2.
         patience: drafted steps in a row with nothing accepted until the circuit breaker opens.
         normalise: divide accepted tokens by the tree's deepest level (`depth`) or by the planned `num_steps`.
+        talon_mu: talon keeps paths at least this probable relative to the best of their layer.
+        candidate_steps: the depths among which accept_ema moves, ascending.
+        confidence_threshold: a chain of confidence ends with the first token that the drafter gives less probability.
+        rule: `margin`, `strict` (lossless), or one to compare with: `margin_top1`, `threshold` (SGLang; temperature above 0), `typical`
+            (Medusa), `relaxed_topk` (TensorRT-LLM; temperature 0), `logit_ratio` (MARS), `window` (FLy; chains), and `rejection`, which no
+            drafter here can serve.
         margin: kappa in (0, 1]: a drafted token that is not the target's choice is accepted when its probability relative to the
-            target's top-1 exceeds kappa. None or 1 is strict, and lossless.
+            target's top-1 exceeds kappa. None or 1 is strict, and lossless. Also of margin_top1.
         guards: `protected` never promotes to or away from end-of-sequence, special and stop tokens; `none` is the paper's rule.
         budget: most nats a request may spend on promotions in all.
         budget_per_100: most nats per 100 emitted tokens.
         max_promotions: most promotions in one step.
+        threshold_single, threshold_acc: SGLang's acceptance thresholds; both 1 is lossless.
+        typical_epsilon, typical_delta: accept p > min(epsilon, delta * exp(-entropy)).
+        relaxed_topk, relaxed_delta: accept the target's best so many tokens while p is within delta of the top-1's.
+        logit_ratio: accept one of the two best tokens where their logits' ratio exceeds this.
+        window, window_entropy: accept a mismatch of at least this entropy when so many exact tokens follow.
     """
 
-    policy: Literal["adaptive", "static", "off"] = "adaptive"
+    policy: Literal["adaptive", "static", "off", "talon", "accept_ema", "heuristic", "confidence"] = "adaptive"
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 3
     topk: Annotated[int, Field(ge=1, le=1000)] = 4
     num_draft_tokens: Annotated[int, Field(ge=2, le=10_000)] = 4
@@ -113,31 +190,61 @@ class SpeculativeConfig(Settings):
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
     patience: Annotated[int, Field(ge=1, le=INT32_MAX)] = 5
     normalise: Literal["depth", "num_steps"] = "depth"
+    talon_mu: Annotated[float, Field(gt=0, le=1)] = 0.03
+    candidate_steps: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], Field(min_length=1)] = (1, 3, 5, 7)
+    confidence_threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
+    rule: Literal["margin", "strict", "margin_top1", "threshold", "typical", "relaxed_topk", "logit_ratio", "window", "rejection"] = (
+        "margin"
+    )
     margin: Annotated[float | None, Field(gt=0, le=1)] = 0.2
     guards: Literal["protected", "none"] = "protected"
     budget: Annotated[float | None, Field(ge=0)] = None
     budget_per_100: Annotated[float | None, Field(ge=0)] = None
     max_promotions: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+    threshold_single: Annotated[float, Field(gt=0, le=1)] = 1.0
+    threshold_acc: Annotated[float, Field(gt=0, le=1)] = 1.0
+    typical_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.09
+    typical_delta: Annotated[float, Field(gt=0, le=1e9)] = 0.3
+    relaxed_topk: Annotated[int, Field(ge=1, le=1000)] = 10
+    relaxed_delta: Annotated[float, Field(ge=0, le=1)] = 0.6
+    logit_ratio: Annotated[float, Field(gt=0, le=1)] = 0.9
+    window: Annotated[int, Field(ge=1, le=1000)] = 6
+    window_entropy: Annotated[float, Field(ge=0, le=10)] = 0.3
 
     @field_validator("margin", "budget", "budget_per_100", "max_promotions", mode="before")
     @classmethod
     def _off(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.lower() in ("off", "none", "strict") else value
 
-    @field_validator("low", "high", mode="before")
+    @field_validator("low", "high", "candidate_steps", mode="before")
     @classmethod
-    def _shape_from_text(cls, value: Any) -> Any:
+    def _numbers_from_text(cls, value: Any) -> Any:
         return tuple(value.replace("/", ",").split(",")) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        for name in _WITHOUT_EFFECT[self.policy]:
-            if (
-                name in self.model_fields_set
-                and getattr(self, name) != type(self).model_fields[name].default
-                and getattr(self, name) is not None
-            ):
-                raise ValueError(f"{name} has no effect with policy {self.policy}; leave it out")
+        for name, why in _without_effect(self.policy, self.rule).items():
+            value = getattr(self, name)
+            harmless = (type(self).model_fields[name].default, None, "strict" if name == "rule" else None)
+            if name in self.model_fields_set and value not in harmless:
+                raise ValueError(f"{name} has no effect with {why}; leave it out")
+        for name, value in OWN_DEFAULTS.get(self.policy, {}).items():
+            if name not in self.model_fields_set:
+                self.__dict__[name] = value  # an effective value that still counts as not given: another policy won't inherit it
+        return self
+
+    @model_validator(mode="after")
+    def _window_has_chains(self) -> Self:
+        branching = {
+            "static": self.topk > 1,
+            "adaptive": (self.low[1], self.high[1]) != (1, 1),
+            "talon": self.topk > 1,
+        }
+        if self.rule == "window" and branching.get(self.policy):
+            raise ValueError(
+                f"rule window needs chains, and policy {self.policy} branches here; for example policy static with num_steps 15, topk 1, "
+                "num_draft_tokens 16"
+            )
         return self
 
     @model_validator(mode="after")
@@ -153,7 +260,7 @@ class SpeculativeConfig(Settings):
 
         Args:
             wish: None takes the defaults, and so does True unless they are plain decoding; False is plain decoding; a mapping
-                replaces single settings, and what the defaults say about another policy, or about guards that the request
+                replaces single settings, and what the defaults say about another policy or rule, or about guards that the request
                 switches off, no longer counts; a whole configuration stands for itself.
 
         Raises:
@@ -168,10 +275,12 @@ class SpeculativeConfig(Settings):
         if wish is False:
             return SpeculativeConfig(policy="off", margin=None)
         if not isinstance(wish, Mapping):
-            raise UserError(f"speculative: expected settings, true or false, not {wish!r}")
+            raise UserError(f"speculative: expected settings, true or false, not {_shown(wish)}")
+        check_names(wish)
         asked = {ALIASES.get(name, name): value for name, value in wish.items()}
         policy = asked.get("policy", self.policy)
-        dropped = set(_WITHOUT_EFFECT.get(policy, ())) if isinstance(policy, str) else set()
+        rule = asked.get("rule", self.rule)
+        dropped = set(_without_effect(policy, rule)) if isinstance(policy, str) and isinstance(rule, str) else set()
         if asked.get("guards") == "none":
             dropped |= {"budget", "budget_per_100", "max_promotions"}
         inherited = {name: value for name, value in self.model_dump(exclude_unset=True).items() if name not in dropped | asked.keys()}
@@ -180,11 +289,16 @@ class SpeculativeConfig(Settings):
     @property
     def kappa(self) -> float:
         """The margin threshold, 1 when strict."""
-        return 1.0 if self.margin is None else self.margin
+        return self.margin if self.margin is not None and "margin" in RULES[self.rule] else 1.0
+
+    @property
+    def effective_rule(self) -> str:
+        """The rule that decides: `strict` in place of a margin rule whose kappa is 1, or where nothing is drafted."""
+        return "strict" if self.policy == "off" or ("margin" in RULES[self.rule] and self.kappa == 1) else self.rule
 
     @property
     def shape(self) -> Shape:
-        """The static shape."""
+        """The static shape; talon's largest."""
         return self.num_steps, self.topk, self.num_draft_tokens
 
 
@@ -218,14 +332,14 @@ class SamplingParams(Settings):
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=1e3)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     n: Annotated[int, Field(ge=1, le=1024)] = 1
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 256
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1, strict=True)], ...] = ()
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -234,7 +348,10 @@ class SamplingParams(Settings):
     @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return () if value is None else (value,) if isinstance(value, str | int) else value
+        values = () if value is None else (value,) if isinstance(value, str | int) else value
+        if isinstance(values, list | tuple) and any(isinstance(one, bool) for one in values):
+            raise ValueError("expected numbers or texts, not true or false")
+        return values
 
     @model_validator(mode="after")
     def _they_agree(self) -> Self:
@@ -273,8 +390,8 @@ class EngineConfig(Settings):
     dtype: str = "auto"
     device: str = "auto"
     context_length: Annotated[int | None, Field(ge=2)] = None
-    max_running_requests: Annotated[int, Field(ge=1)] = 8
-    prefill_chunk: Annotated[int, Field(ge=1)] = 512
+    max_running_requests: Annotated[int, Field(ge=1, le=4096)] = 8
+    prefill_chunk: Annotated[int, Field(ge=1, le=INT32_MAX)] = 512
     aux_layers: Literal["input", "output"] = "input"
     speculative_algorithm: str | None = None
     prompt_lookup_max: Annotated[int, Field(ge=1, le=1000)] = 4

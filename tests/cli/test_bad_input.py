@@ -52,7 +52,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["chat", "--temperatur", "1"], "no such option --temperatur; did you mean --temperature?"),
         (["chat", "-m", "smollm2-135n"], "no model 'smollm2-135n'"),
         (["chat", "--drafter", "nosuch"], "no drafter 'nosuch'"),
-        (["generate", "hi", "--policy", "adaptiv"], "policy: Input should be 'adaptive', 'static' or 'off', not 'adaptiv'"),
+        (["generate", "hi", "--policy", "adaptiv"], "unknown policy 'adaptiv'; did you mean 'adaptive'?"),
         (["generate", "hi", "--guards", "none", "--budget", "2"], "guards=none switches every guard off"),
         (["generate", "  "], "the prompt is empty"),
         (["generate", "hi", "--max-tokns", "3"], "no such option --max-tokns; did you mean --max-tokens?"),

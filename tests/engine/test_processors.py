@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from adaptivespec import SamplingParams, SpeculativeConfig
+from adaptivespec.engine.occurrences import Occurrences
 from adaptivespec.engine.processors import keep_probable, penalise
 from adaptivespec.engine.request import Request
 from adaptivespec.engine.sampling import token_logprobs, verify_inputs
@@ -28,6 +29,7 @@ def request(prompt: list[int], emitted: list[int], stop: frozenset[int] = frozen
     policy = Static(TreeShape.off())
     sampling = SamplingParams(**{"max_tokens": 99, **params})
     r = Request(prompt, sampling, SpeculativeConfig(), policy, policy.initial(1), sampling.seed or 0, stop, stop, 99)
+    r.occurrences = Occurrences(prompt if sampling.repetition_penalty != 1 else ()) if sampling.penalises else None
     r.emit(emitted, [False] * len(emitted))
     return r
 
@@ -123,7 +125,7 @@ def test_a_mixed_batch_leaves_plain_greedy_rows_alone() -> None:
     ],
 )
 def test_filters_equal_those_of_transformers(settings: dict[str, Any], temperature: float) -> None:
-    """The flat rows make the nucleus search look at more and more tokens; the peaked ones end it at once."""
+    """In flat rows the nucleus is most of the vocabulary, in peaked ones a few tokens."""
     rows = torch.cat([scale * torch.randn(3, 2000, generator=torch.Generator().manual_seed(7)) for scale in (0.2, 1.0, 4.0)])
     expected = TemperatureLogitsWarper(temperature)(None, rows.double())  # fp32 sums lose the edge of a wide nucleus
     if settings.get("top_k", 0) > 0:

@@ -141,6 +141,8 @@ def test_n_answers_are_those_of_seeds_in_a_row(llm: LLM) -> None:
     assert len({tuple(o.token_ids) for o in outputs}) == 6
     unseeded = llm.generate([PROMPT], PARAMS.updated({"temperature": 1.0, "n": 4}))
     assert len({tuple(o.token_ids) for o in unseeded}) == 4
+    again = PARAMS.updated({"temperature": 1.0, "seed": unseeded[2].seed})  # the result says which seed was drawn
+    assert llm.generate([PROMPT], again)[0].token_ids == unseeded[2].token_ids
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,16 @@ def test_fifty_requests_half_aborted_leave_every_slot_free(model: LoadedModel, t
     assert all(r.token_ids == e.token_ids for r, e in done)
 
 
+def test_a_queue_of_short_requests_does_not_stop_the_others(model: LoadedModel) -> None:
+    llm = LLM(model, max_running_requests=2)
+    [long] = llm.submit(PROMPT, LONG)
+    for i in range(20):
+        llm.submit([7 + i], SamplingParams(max_tokens=1))
+    for _ in range(20):
+        llm.step()
+    assert len(long.token_ids) >= 10
+
+
 def test_the_context_ends_an_answer(model: LoadedModel) -> None:
     llm = LLM(model, context_length=20)
     output = llm.generate([PROMPT], LONG)[0]

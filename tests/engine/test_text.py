@@ -133,6 +133,28 @@ def test_streams_hold_back_what_may_become_a_stop_string(model: LoadedModel) -> 
     assert sent == text
 
 
+def test_a_special_token_as_a_stop_string_is_that_token(model: LoadedModel) -> None:
+    """Special tokens never become text, so the string alone would never be found."""
+    llm = LLM(model)
+    [request] = llm.submit(PROMPT, LONG.updated({"stop": ("<eos>", "x")}))
+    assert request.stop_ids == {0}  # although end-of-sequence is ignored
+    assert request.detokenizer is not None
+    assert request.detokenizer.stop == ("x",)
+    llm.abort(request)
+
+
+def test_what_a_stream_sent_is_the_text_of_an_aborted_answer(model: LoadedModel) -> None:
+    llm, text = with_oracle(model, LONG)
+    stream = llm.stream(PROMPT, LONG.updated({"stop": (text[3:20],)}))
+    sent = next(stream).text + next(stream).text
+    for request in llm.scheduler.running:
+        llm.abort(request)
+    last = list(stream)[-1]
+    assert last.output is not None
+    assert last.output.text == sent + last.text
+    assert len(last.output.text) <= 4 < len(last.output.token_ids)
+
+
 def test_stop_strings_need_a_tokenizer(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path)
     for file in folder.glob("tokenizer*"):

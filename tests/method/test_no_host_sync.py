@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -13,10 +14,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adaptivespec.method.acceptance import Margin, Strict, VerifyInputs, child_margins, exact_children
+from adaptivespec.method.acceptance import AcceptanceRule, Margin, Strict, VerifyInputs, child_margins, exact_children
+from adaptivespec.method.baseline_policies import AcceptEMA, Confidence, Heuristic, Talon
+from adaptivespec.method.baselines import LogitRatio, MarginTop1, RelaxedTopK, Typical, Window
+from adaptivespec.method.coins import Rejection, Threshold
 from adaptivespec.method.guards import RuleParams, affordable, unprotected
-from adaptivespec.method.noise import gumbel
-from adaptivespec.method.policy import Adaptive, Root, Static
+from adaptivespec.method.noise import gumbel, uniform
+from adaptivespec.method.policy import Adaptive, Root, Static, TreePolicy
 from adaptivespec.method.tree import DraftTree, TreeShape, keep_best
 from method.fakes import acceptance_of
 
@@ -89,7 +93,9 @@ class Batch:
         self.logits = torch.randn(batch, nodes, vocab, generator=generator).to(device)
         self.noise = torch.randn(batch, nodes, vocab, generator=generator).to(device)
         self.temperature = torch.ones(batch, device=device)
-        self.inputs = VerifyInputs.from_logits(self.logits, self.temperature, self.noise)
+        inputs = VerifyInputs.from_logits(self.logits, self.temperature, self.noise)
+        coins, q = torch.rand(batch, nodes, generator=generator), torch.rand(batch * nodes, vocab, generator=generator)
+        self.inputs = dataclasses.replace(inputs, coins=coins.to(device), q=q.to(device))
         self.params = RuleParams(
             kappa=torch.full((batch,), 0.2, dtype=torch.float64, device=device),
             protect=torch.ones(batch, dtype=torch.bool, device=device),
@@ -115,6 +121,27 @@ def batch_of(device: str, batch: int, levels: int, nodes: int, vocab: int) -> Ba
     return Batch(device, batch, levels, nodes, vocab)
 
 
+RULES: list[AcceptanceRule] = [Typical(), RelaxedTopK(3), LogitRatio(), MarginTop1(), Window(2), Threshold(), Rejection()]
+POLICIES: list[TreePolicy] = [Talon(), AcceptEMA(), Heuristic(), Confidence()]
+
+
+def _of_rule(rule: AcceptanceRule) -> dict[str, Callable[[Batch], Any]]:
+    return {
+        f"{rule.name} next_child": lambda x: rule.next_child(x.tree, x.inputs, x.params),
+        f"{rule.name} accept": lambda x: rule.accept(x.tree, x.inputs, x.params),
+    }
+
+
+def _of_policy(policy: TreePolicy) -> dict[str, Callable[[Batch], Any]]:
+    return {
+        f"{policy.name} initial": lambda x: policy.initial(x.size[0], x.count.device),
+        f"{policy.name} plan": lambda x: policy.plan(x.state, x.root),
+        f"{policy.name} keep_going": lambda x: policy.keep_going(x.state, x.tree, x.count),
+        f"{policy.name} prune": lambda x: policy.prune(x.state, x.tree, x.count),
+        f"{policy.name} update": lambda x: policy.update(x.state, x.tree, x.acceptance, x.count),
+    }
+
+
 CALLS: dict[str, Callable[[Batch], Any]] = {
     "from_logits": lambda x: VerifyInputs.from_logits(x.logits, x.temperature, x.noise),
     "strict next_child": lambda x: Strict().next_child(x.tree, x.inputs, x.params),
@@ -127,17 +154,22 @@ CALLS: dict[str, Callable[[Batch], Any]] = {
     "adaptive plan": lambda x: x.adaptive.plan(x.state, x.root),
     "adaptive update": lambda x: x.adaptive.update(x.state, x.tree, x.acceptance, x.count),
     "adaptive prune": lambda x: x.adaptive.prune(x.state, x.tree, x.count),
-    "adaptive keep_going": lambda x: x.adaptive.keep_going(x.state, 1, x.count, x.root.log_probs),
+    "adaptive keep_going": lambda x: x.adaptive.keep_going(x.state, x.tree, x.count),
     "static plan": lambda x: Static(TreeShape(3, 4, 4)).plan(x.state, x.root),
     "static update": lambda x: Static(TreeShape(3, 4, 4)).update(x.state, x.tree, x.acceptance, x.count),
     "keep_best": lambda x: keep_best(x.tree.log_probs[:, 1:], x.count),
     "gumbel": lambda x: gumbel(x.count, x.count, x.size[3]),
+    "uniform": lambda x: uniform(x.count[:, None], x.tree.depth),
     "ancestor_mask": lambda x: x.tree.ancestor_mask(),
     "to_sglang": lambda x: x.tree.to_sglang(),
     "from_sglang": lambda x: DraftTree.from_sglang(x.tree.tokens, *x.links, x.tree.log_probs, x.tree.levels),
     "root_only": lambda x: DraftTree.root_only(x.count),
     "chain": lambda x: DraftTree.chain(x.tree.tokens, x.tree.log_probs, x.tree.size),
 }
+for _rule in RULES:
+    CALLS |= _of_rule(_rule)
+for _policy in POLICIES:
+    CALLS |= _of_policy(_policy)
 LOG_NODES = {"from_sglang"}  # sibling lists are untangled in log2(nodes) rounds
 
 

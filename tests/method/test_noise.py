@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import adaptivespec.method.noise as noise_module
-from adaptivespec.method.noise import _hash, _splitmix64, _token_codes, gumbel
+from adaptivespec.method.noise import _hash, _splitmix64, _token_codes, gumbel, uniform
 from method.slow_oracles import slow_gumbel, slow_hash, slow_splitmix64, slow_uniform
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -184,3 +184,29 @@ def test_consecutive_samples_are_independent() -> None:
     picks = (logits + _noise(6, range(60_001), 4)).argmax(1)
     table = torch.bincount(picks[:-1] * 4 + picks[1:], minlength=16).reshape(4, 4)
     assert stats.chi2_contingency(table.numpy()).pvalue > 1e-3
+
+
+# --- coins ----------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(INT64, INT64), min_size=1, max_size=6))
+@settings(max_examples=40)
+def test_uniform_equals_plain_python(rows: list[tuple[int, int]]) -> None:
+    seeds, positions = (torch.tensor(column) for column in zip(*rows, strict=True))
+    for coin, (seed, position) in zip(uniform(seeds, positions).tolist(), rows, strict=True):
+        there = slow_splitmix64(slow_splitmix64(seed % 2**64) ^ (position % 2**64))
+        assert coin == ((slow_splitmix64(slow_splitmix64(there) ^ 0x636F696E) >> 41) + 0.5) / 2**23
+        assert 0 < coin < 1
+
+
+def test_coins_are_uniform_and_independent_of_the_gumbel_noise() -> None:
+    seeds, positions = torch.arange(400)[:, None], torch.arange(50)
+    coins = uniform(seeds, positions)
+    assert coins.shape == (400, 50)
+    assert torch.equal(coins[3:5, 7:9], uniform(seeds[3:5], positions[7:9]))
+    assert stats.kstest(coins.flatten().numpy(), "uniform").pvalue > 1e-3
+    noise = gumbel(seeds.expand(400, 50).flatten(), positions.repeat(400), 3)
+    for token in range(3):
+        assert stats.spearmanr(coins.flatten().numpy(), noise[:, token].numpy()).pvalue > 1e-3
+    for other in (coins[1:], coins[:-1].roll(1, 1)):
+        assert stats.spearmanr(coins[: len(other)].flatten().numpy(), other.flatten().numpy()).pvalue > 1e-3

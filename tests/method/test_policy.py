@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -8,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.method.policy import Adaptive, PolicyState, Root, Static, TreePolicy, make_policy
+from adaptivespec.method.policy import Adaptive, PolicyState, Root, Static, TreePolicy
 from adaptivespec.method.tree import DraftTree, TreeShape
 from method.fakes import acceptance_of, make_tree, unmake_tree
 from method.slow_oracles import SlowAdaptive, slow_shape
@@ -40,7 +41,7 @@ def certain_root(batch: int) -> Root:
 def state_for(policy: Adaptive, signals: list[float]) -> PolicyState:
     """Requests whose signal is exactly s when the drafter is certain and saturation is a power of 2."""
     state = policy.initial(len(signals))
-    return PolicyState(torch.tensor(signals) * policy.saturation, state.misses, state.tripped)
+    return dataclasses.replace(state, rar=torch.tensor(signals) * policy.saturation)
 
 
 def plan_at(policy: Adaptive, signals: list[float]) -> list[TreeShape]:
@@ -179,7 +180,7 @@ def test_bad_settings_are_refused(bad: dict) -> None:
 def test_signal(requests: list[tuple[float, float, bool]], saturation: float) -> None:
     policy = Adaptive(saturation=saturation)
     confidence, rar, tripped = (torch.tensor(column) for column in zip(*requests, strict=True))
-    state = PolicyState(rar.float(), torch.zeros(len(requests), dtype=torch.int64), tripped)
+    state = dataclasses.replace(policy.initial(len(requests)), rar=rar.float(), tripped=tripped)
     root = Root(torch.zeros(len(requests), 2, dtype=torch.int64), torch.stack([confidence.float().log(), confidence.float().log() - 1], 1))
     torch.testing.assert_close(root.confidence, confidence.float())
     for got, (c, r, open_breaker) in zip(policy.signal(state, root).tolist(), requests, strict=True):
@@ -313,9 +314,8 @@ def test_static(numbers: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("policy", [Static(LOW), Adaptive()], ids=lambda policy: policy.name)
 def test_depth_is_as_planned(policy: TreePolicy) -> None:
     assert not policy.per_level
-    frontier = torch.zeros(3, 4)
     for level in range(1, 8):
-        going = policy.keep_going(policy.initial(3), level, torch.tensor([1, 3, 7]), frontier)
+        going = policy.keep_going(policy.initial(3), chains([level] * 3), torch.tensor([1, 3, 7]))
         assert going.tolist() == [level < planned for planned in (1, 3, 7)]
 
 
@@ -338,19 +338,3 @@ def test_update_takes_the_depth_of_ragged_trees() -> None:
     tree = make_tree(requests, extra_columns=2, extra_levels=3)
     state = policy.update(policy.initial(3), tree, acceptance_of([2, 2, 0], 7), torch.tensor([7, 7, 7]))
     assert state.rar.tolist() == pytest.approx([0.5, 0.65, 0.5])
-
-
-def test_policies_by_name() -> None:
-    settings: dict = {
-        "shape": (5, 4, 8), "low": (3, 4, 8), "high": (7, 4, 16), "saturation": 0.4, "alpha": 0.2, "patience": 3, "normalise": "num_steps"
-    }  # fmt: skip
-    assert make_policy("off", **settings).reachable() == [TreeShape.off()]
-    assert make_policy("static", **settings).reachable() == [TreeShape(5, 4, 8)]
-    policy = make_policy("adaptive", **settings)
-    assert isinstance(policy, Adaptive)
-    assert (policy.low, policy.high) == (TreeShape(3, 4, 8), TreeShape(7, 4, 16))
-    assert (policy.saturation, policy.alpha, policy.patience, policy.normalise) == (0.4, 0.2, 3, "num_steps")
-    with pytest.raises(ValueError, match="unknown policy 'talon'; known: adaptive, off, static"):
-        make_policy("talon", **settings)
-    with pytest.raises(ValueError, match="shape 3,1,5: "):
-        make_policy("static", **(settings | {"shape": (3, 1, 5)}))

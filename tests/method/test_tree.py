@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptivespec.method.policy import Adaptive, PolicyState
-from adaptivespec.method.tree import DraftTree, TreeShape, keep_best, select_rows
+from adaptivespec.method.tree import DraftTree, TreeShape, keep_best, merge_rows, select_rows
 from method.fakes import Nodes, layout, make_tree
 from method.slow_oracles import slow_ancestors, slow_sglang_links
 from method.tree_cases import trees
@@ -169,8 +170,21 @@ def test_select_rows(tree: DraftTree, data: st.DataObject) -> None:
 
 
 def test_select_rows_of_a_policy_state() -> None:
-    whole = PolicyState(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1, 2, 3]), torch.tensor([True, False, True]))
+    rar = torch.tensor([0.1, 0.2, 0.3])
+    whole = PolicyState(rar, torch.tensor([1, 2, 3]), torch.tensor([True, False, True]), rar + 1, rar + 2)
     state = select_rows(whole, [2, 0])
     assert state.rar.tolist() == pytest.approx([0.3, 0.1])
     assert (state.misses.tolist(), state.tripped.tolist()) == ([3, 1], [True, True])
     assert select_rows(Adaptive().initial(2), []).rar.shape == (0,)
+
+
+@given(trees(max_batch=4), st.randoms())
+@settings(max_examples=20)
+def test_merge_rows_undoes_select_rows(tree: DraftTree, rng: random.Random) -> None:
+    rows = rng.sample(range(len(tree.size)), len(tree.size))
+    cut = rng.randrange(len(rows)) if len(rows) > 1 else 0
+    groups = [group for group in (rows[:cut], rows[cut:]) if group]
+    merged = merge_rows([select_rows(tree, group) for group in groups], groups)
+    assert merged.levels == tree.levels
+    for name in ("tokens", "parents", "depth", "log_probs", "size"):
+        assert torch.equal(getattr(merged, name), getattr(tree, name))

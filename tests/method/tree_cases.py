@@ -48,7 +48,15 @@ class Case:
             settings["protected"] = params.protected
         return Case(
             DraftTree(*nodes, tree.size[rows], int(tree.depth[b].max())),
-            VerifyInputs(logits, scores, own, inputs.choice[rows, :size], inputs.top[rows, :size], inputs.temperature[rows]),
+            VerifyInputs(
+                logits,
+                scores,
+                own,
+                inputs.choice[rows, :size],
+                inputs.top[rows, :size],
+                inputs.temperature[rows],
+                None if inputs.coins is None else inputs.coins[rows, :size],
+            ),
             RuleParams(**settings),
         )
 
@@ -95,12 +103,14 @@ def _logits(rng: random.Random, batch: int, nodes: int, vocab_size: int) -> torc
 
 
 @st.composite
-def cases(draw: Any, max_batch: int = 4) -> Case:
-    """Trees, target logits and settings, mixed within the batch. Tokens are among the target's best few at their parent.
+def cases(draw: Any, max_batch: int = 4, chains: bool = False) -> Case:
+    """Trees (or chains), target logits, coins and settings, mixed within the batch. Tokens are among the target's best few at their parent.
 
     Hypothesis draws (and shrinks) the trees; the numbers on them come from a seed, which is much faster.
     """
     parents = draw(st.lists(parent_lists(), min_size=1, max_size=max_batch))
+    if chains:
+        parents = [list(range(-1, len(request) - 1)) for request in parents]
     vocab_size = draw(st.integers(2, 20))
     slack = draw(st.integers(0, 2))
     rng = random.Random(draw(st.integers(0, 2**32 - 1)))
@@ -115,6 +125,7 @@ def cases(draw: Any, max_batch: int = 4) -> Case:
     for b, request in enumerate(parents):
         logits[b, len(request) :] = rng.choice([0.0, math.nan, math.inf])
     inputs = VerifyInputs.from_logits(logits, temperature, noise)
+    inputs = dataclasses.replace(inputs, coins=torch.tensor([[rng.random() for _ in range(width)] for _ in range(batch)]))
 
     requests = []
     for b, request in enumerate(parents):

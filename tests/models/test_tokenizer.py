@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adaptivespec.errors import UserError
 from adaptivespec.models.gguf_file import GGUFFile
 from adaptivespec.models.gguf_tokenizer import build_tokenizer
-from adaptivespec.models.tokenizer import check_same_tokenizer, encode_chat, load_tokenizer
+from adaptivespec.models.tokenizer import check_same_tokenizer, encode_chat, load_tokenizer, tokens_by_id
 from tiny_models import write_gguf
 
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "1 2", "12 3", "Ġ Ġ", "Ċ Ċ", "' t"]
@@ -172,7 +172,7 @@ def test_the_same_tokenizer_in_two_formats_is_accepted(tiny_folders: dict[str, P
     file = write_gguf(tiny_folders["llama"], tmp_path / "a.gguf", fields("qwen2"))
     longer = write_gguf(tiny_folders["llama"], tmp_path / "b.gguf", fields("qwen2", tokens=padded, token_type=kinds))
     load_tokenizer(file).save_pretrained(tmp_path / "folder")
-    ours, theirs, folders = load_tokenizer(file), load_tokenizer(longer), load_tokenizer(tmp_path / "folder")
+    ours, theirs, folders = (tokens_by_id(path) for path in (file, longer, tmp_path / "folder"))
     for pair in ((ours, theirs), (theirs, ours), (ours, folders), (folders, theirs)):
         check_same_tokenizer(*pair, len(padded))
 
@@ -181,13 +181,13 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(tiny_fol
     tokens = vocabulary()
     size, one, two = len(tokens), len(tokens) - 3, len(tokens) - 2
     tokens[one], tokens[two] = tokens[two], tokens[one]
-    ours = load_tokenizer(write_gguf(tiny_folders["llama"], tmp_path / "a.gguf", fields("qwen2")))
-    swapped = load_tokenizer(write_gguf(tiny_folders["llama"], tmp_path / "b.gguf", fields("qwen2", tokens=tokens)))
+    ours = tokens_by_id(write_gguf(tiny_folders["llama"], tmp_path / "a.gguf", fields("qwen2")))
+    swapped = tokens_by_id(write_gguf(tiny_folders["llama"], tmp_path / "b.gguf", fields("qwen2", tokens=tokens)))
     message = f"token {one} is {tokens[two]!r} for the target and {tokens[one]!r} for the draft model; use a draft model"
     with pytest.raises(UserError, match=message):
         check_same_tokenizer(ours, swapped, size)
-    ours.add_tokens(["<extra>"])
-    plain = load_tokenizer(tmp_path / "a.gguf")
+    plain = dict(ours)
+    ours[size] = "<extra>"
     check_same_tokenizer(ours, plain, size)  # a token that one of the models cannot express
     with pytest.raises(UserError, match=f"token {size} is '<extra>' for the target and nothing for the draft model"):
         check_same_tokenizer(ours, plain, size + 1)

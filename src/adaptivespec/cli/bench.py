@@ -22,7 +22,8 @@ from .machine import machine, peak_rss_bytes, rss_bytes, versions
 from .render import aside, batch_table, comparison_table
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM, Prompt
+    from ..engine.inputs import Prompt
+    from ..engine.llm import LLM
     from ..models.loading import LoadedModel
 
 FEW_ANSWERS = 10

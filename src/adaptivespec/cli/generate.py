@@ -17,7 +17,8 @@ from .files import input_lines
 from .render import aside, show
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM, Prompt
+    from ..engine.inputs import Prompt
+    from ..engine.llm import LLM
     from ..engine.request import RequestOutput
 
 
@@ -128,6 +129,7 @@ def as_json(output: RequestOutput, seconds: float) -> dict[str, Any]:
         "stop_reason": output.stop_reason,
         "promoted": [i for i, flag in enumerate(output.promoted) if flag],
         "params": output.params.model_dump(),
+        "seed": output.seed,
         "speculative": output.speculative.model_dump(),
         "metrics": output.metrics,
         "timings": {

@@ -135,7 +135,7 @@ class SamplingFlags:
 class SpeculativeFlags:
     """How to speculate: the settings users change most, and all of them as JSON."""
 
-    policy: Annotated[str | None, _flag(panel=SPECULATION, help="adaptive, static or off.")] = None
+    policy: Annotated[str | None, _flag(panel=SPECULATION, help="adaptive, static, off, or a baseline; see docs/settings.md.")] = None
     margin: Annotated[
         str | None,
         _flag(

@@ -73,9 +73,9 @@ def grow(
 
     for level in range(1, depth):
         if policy.per_level:
-            frontier = torch.full((batch, width), -math.inf, device=device)
-            frontier[rows] = log_probs
-            going = (policy.keep_going(state, level, steps, frontier) & (frontier[:, 0] > -math.inf)).tolist()
+            alive = torch.zeros(batch, dtype=torch.bool, device=device)
+            alive[rows] = log_probs[:, 0] > -math.inf
+            going = (policy.keep_going(state, pool.tree(last_tokens), steps) & alive).tolist()
         else:
             going = [level < s.num_steps for s in shapes]
         survivors = [i for i, row in enumerate(rows) if going[row]]

@@ -13,7 +13,7 @@ import torch
 from ..errors import UserError, nearest
 from ..models.catalogue import ModelSource, resolve_drafter
 from ..models.loading import LoadedModel, load_model, open_checkpoint
-from ..models.tokenizer import check_same_tokenizer, load_tokenizer
+from ..models.tokenizer import check_same_tokenizer, tokens_by_id
 from .base import Drafter
 from .draft_model import DraftModel
 from .eagle3 import Eagle3
@@ -104,7 +104,7 @@ def _check_head(head: Path, target: Path) -> None:
 def _check_draft_model(draft: Path, target: Path) -> None:
     size, other = (open_checkpoint(path)[0].vocab_size for path in (target, draft))
     try:
-        tokenizers = load_tokenizer(target), load_tokenizer(draft)
+        tokens = tokens_by_id(target), tokens_by_id(draft)
     except UserError as error:
         if size != other:
             raise UserError(
@@ -112,7 +112,7 @@ def _check_draft_model(draft: Path, target: Path) -> None:
                 f"{other} for the draft model {draft}"
             ) from None
         return
-    check_same_tokenizer(*tokenizers, min(size, other))
+    check_same_tokenizer(*tokens, min(size, other))
 
 
 def build_drafter(

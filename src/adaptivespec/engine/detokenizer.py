@@ -56,9 +56,11 @@ class Detokenizer:
         self._release(len(self._text) - self._undecided())
         return False
 
-    def finish(self, token_ids: list[int]) -> str:
-        """The whole text, once no token follows; what was held back joins the last piece."""
-        if self.stopped_by is None:
+    def finish(self, token_ids: list[int], aborted: bool = False) -> str:
+        """The whole text, once no token follows; what was held back joins the last piece, or is dropped when the answer was aborted."""
+        if aborted:
+            self._text = self._text[: self._released]
+        elif self.stopped_by is None:
             whole = self.backend.decode(token_ids, skip_special_tokens=True)
             if whole.startswith(self._text):  # a character that never became whole shows as the replacement character
                 self._text = whole

@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config import EngineConfig, SamplingParams, SpeculativeConfig
+from ..config import POLICY_SETTINGS, RULE_SETTINGS, EngineConfig, SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.loading import build_drafter, find_drafter
 from ..errors import UserError
-from ..method.policy import TreePolicy, make_policy
+from ..method.acceptance import AcceptanceRule
+from ..method.policy import TreePolicy
+from ..method.registry import make_policy, make_rule
 from ..method.tree import TreeShape
 from ..models.catalogue import resolve_model
-from ..models.loading import LoadedModel, load_model
-from ..models.tokenizer import encode_chat
+from ..models.loading import LoadedModel, choose_dtype, load_model
 from ..telemetry.trace import TraceWriter
 from .detokenizer import Detokenizer
+from .inputs import Prompt, encode, is_message, one_each, prompt_list, sampling_params
+from .occurrences import Occurrences
 from .request import Request, RequestOutput, StreamChunk
 from .runner import Runner
 from .scheduler import Scheduler
@@ -28,9 +31,6 @@ from .scheduler import Scheduler
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text as it is, token ids, or chat messages."""
 
 Speculative = SpeculativeConfig | Mapping[str, Any] | bool | None
 """What a request says about speculation, see `SpeculativeConfig.for_request`."""
@@ -45,18 +45,50 @@ def build_policy(config: SpeculativeConfig) -> TreePolicy:
     """The tree policy that settings name. Raises UserError for impossible shapes."""
     try:
         return make_policy(
-            config.policy, config.shape, config.low, config.high, config.saturation, config.alpha, config.patience, config.normalise
+            config.policy,
+            shape=config.shape,
+            low=config.low,
+            high=config.high,
+            saturation=config.saturation,
+            alpha=config.alpha,
+            patience=config.patience,
+            normalise=config.normalise,
+            mu=config.talon_mu,
+            candidate_steps=config.candidate_steps,
+            confidence_threshold=config.confidence_threshold,
         )
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def check_unicode(text: str) -> None:
-    """Raise UserError for text that no tokenizer can read: lone surrogates, as arguments in a wrong encoding give."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError("the prompt is not valid Unicode text (wrong encoding?)") from None
+def build_rule(config: SpeculativeConfig) -> AcceptanceRule:
+    """The acceptance rule that settings name. Raises UserError for one that no drafter of this engine can serve."""
+    rule = make_rule(
+        config.effective_rule,
+        threshold_single=config.threshold_single,
+        threshold_acc=config.threshold_acc,
+        typical_epsilon=config.typical_epsilon,
+        typical_delta=config.typical_delta,
+        relaxed_topk=config.relaxed_topk,
+        relaxed_delta=config.relaxed_delta,
+        logit_ratio=config.logit_ratio,
+        window=config.window,
+        window_entropy=config.window_entropy,
+    )
+    if rule.needs_q:
+        raise UserError(
+            f"rule {rule.name} needs a drafter that samples and hands over its probabilities; the drafters here propose their best tokens: "
+            "use rule strict, which is lossless at every temperature"
+        )
+    return rule
+
+
+def require_temperature(rule: AcceptanceRule, temperature: float) -> None:
+    """Raise UserError for a rule that is not defined at the request's temperature."""
+    if temperature == 0 and not rule.serves_greedy:
+        raise UserError(f"rule {rule.name} samples: it needs a temperature above 0, not 0")
+    if temperature > 0 and not rule.serves_sampling:
+        raise UserError(f"rule {rule.name} is defined at temperature 0 only, not {temperature:g}")
 
 
 def choose_device(name: str) -> str:
@@ -73,7 +105,25 @@ def choose_device(name: str) -> str:
 def require_drafter(config: SpeculativeConfig, has_drafter: bool) -> None:
     """Raise UserError for settings that draft where nothing can."""
     if config.policy != "off" and not has_drafter:
-        raise UserError(f"policy {config.policy} needs a drafter, and this model has none: name one with drafter=, or use policy off")
+        advice = "name one (--drafter, drafter= in Python), or use policy off (arm ar)"
+        raise UserError(f"policy {config.policy} needs a drafter, and this model has none: {advice}")
+
+
+def _nothing_is_ignored(config: EngineConfig, kind: str | None, loaded: LoadedModel | None, named: bool) -> None:
+    """Raise UserError for engine settings that would have no effect."""
+    if loaded is not None:
+        decoder = loaded.decoder
+        if config.dtype != "auto" and choose_dtype(config.dtype, decoder.device) != decoder.dtype:
+            raise UserError(f"dtype {config.dtype}: this model is loaded already, in {str(decoder.dtype).removeprefix('torch.')}")
+        if config.device != "auto" and torch.device(choose_device(config.device)).type != decoder.device.type:
+            raise UserError(f"device {config.device}: this model is loaded already, on {decoder.device}")
+    if not named and config.speculative_algorithm is not None:
+        raise UserError(f"speculative_algorithm {config.speculative_algorithm} has no effect on a drafter object; leave it out")
+    for name in ("prompt_lookup_max", "prompt_lookup_min"):
+        if name in config.model_fields_set and kind != "ngram":
+            raise UserError(f"{name} has no effect without the drafter ngram; leave it out")
+    if config.aux_layers != "input" and kind != "eagle3":
+        raise UserError(f"aux_layers {config.aux_layers} has no effect without an EAGLE-3 head; leave it out")
 
 
 class LLM:
@@ -97,24 +147,31 @@ class LLM:
         *,
         drafter: str | Path | Drafter | None = None,
         speculative: SpeculativeConfig | Mapping[str, Any] | None = None,
-        shapes_for: Sequence[SpeculativeConfig] = (),
+        shapes_for: Sequence[SpeculativeConfig | Mapping[str, Any]] = (),
         **engine: Any,
     ) -> None:
         config = EngineConfig(**engine)
         if config.prompt_lookup_min > config.prompt_lookup_max:
             raise UserError(f"prompt_lookup_min {config.prompt_lookup_min} is more than prompt_lookup_max {config.prompt_lookup_max}")
         self._policies: dict[str, TreePolicy] = {}
+        self._rules: dict[str, AcceptanceRule] = {}
         asked = None if speculative is None else SpeculativeConfig().for_request(speculative)
-        shapes = [ROOM, *(shape for c in (asked or SpeculativeConfig(), *shapes_for) for shape in self._policy(c).reachable())]
+        brought = [asked or SpeculativeConfig(), *(SpeculativeConfig().for_request(settings) for settings in shapes_for)]
+        for settings in brought:
+            self._rule(settings)
+        shapes = [ROOM, *(shape for settings in brought for shape in self._policy(settings).reachable())]
         self.room = TreeShape(max(s.num_steps for s in shapes), max(s.topk for s in shapes), max(s.num_draft_tokens for s in shapes))
         device = choose_device(config.device)
         # The drafter is looked for before the target's weights are read: a wrong name costs no wait.
         source = model.source if isinstance(model, LoadedModel) else resolve_model(model)
         named = drafter is None or isinstance(drafter, str | Path)
+        if not named and not hasattr(drafter, "draft"):
+            raise UserError(f"drafter: expected a name, a path or a Drafter, not {type(drafter).__name__}")
         found = find_drafter(drafter, source, config.speculative_algorithm) if named else None  # type: ignore[arg-type]
         drafts = found is not None or not named
         self.speculative = asked or SpeculativeConfig(policy="adaptive" if drafts else "off")
         require_drafter(self.speculative, drafts)
+        _nothing_is_ignored(config, None if found is None else found.kind, model if isinstance(model, LoadedModel) else None, named)
         self._trace = TraceWriter(config.trace) if config.trace is not None else None
         self.model = model if isinstance(model, LoadedModel) else load_model(source, config.dtype, device)
         decoder, limit = self.model.decoder, self.model.config.max_position_embeddings
@@ -129,6 +186,8 @@ class LLM:
         slots = config.max_running_requests
         self.runner = Runner(decoder, self.drafter, self.context_length, slots, self.room, config.prefill_chunk)
         self.scheduler = Scheduler(self.runner, slots)
+        if self._trace is not None:
+            self._trace.begin()
         self._num_requests = 0
         self._open: set[int] = set()  # requests whose end is not traced yet
         self._special_ids: frozenset[int] | None = None
@@ -140,16 +199,7 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of chat messages (with the model's chat template), or of ids as they are."""
-        if isinstance(prompt, str):
-            check_unicode(prompt)
-            return [int(i) for i in self.tokenizer.encode(prompt)]
-        if prompt and isinstance(prompt[0], Mapping):
-            for message in prompt:
-                check_unicode(str(message.get("content")))  # type: ignore[union-attr]
-            return encode_chat(self.tokenizer, prompt)  # type: ignore[arg-type]
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-            raise UserError("a prompt is a text, a list of token ids (ints) or a list of chat messages ({'role': ..., 'content': ...})")
-        return list(prompt)  # type: ignore[arg-type]
+        return encode(prompt, self.model.load_tokenizer)
 
     def check_prompt(self, ids: Sequence[int]) -> None:
         """Raise UserError for an empty prompt, one that does not fit the context, or ids outside the vocabulary."""
@@ -181,20 +231,18 @@ class LLM:
         Raises:
             UserError: an empty or too long prompt, settings that do not fit: before any work.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))
-        items: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        settings = _one_each(params, len(items), "sampling")
-        wishes = _one_each(speculative, len(items), "speculative")
+        if on_finish is not None and not callable(on_finish):
+            raise UserError(f"on_finish: expected a function, not {type(on_finish).__name__}")
+        items = prompt_list(prompts)
+        settings, wishes = one_each(params, len(items), "sampling"), one_each(speculative, len(items), "speculative")
         requests = [
-            request
-            for prompt, own, wish in zip(items, settings, wishes, strict=True)
-            for request in self._requests(prompt, own or SamplingParams(), wish)
+            request for prompt, own, wish in zip(items, settings, wishes, strict=True) for request in self._requests(prompt, own, wish)
         ]
-        for request in requests:
-            self._queue(request)
         outputs: dict[int, RequestOutput] = {}
         pending = requests
         try:
+            for request in requests:
+                self._queue(request)
             while pending:
                 self.step()
                 for request in [r for r in pending if r.finish_reason is not None]:
@@ -219,17 +267,16 @@ class LLM:
         Raises:
             UserError: no chat template, or what is no conversation.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        conversations = prompt_list(messages)
         for conversation in conversations or [[]]:
-            if not conversation or not all(isinstance(m, Mapping) and "role" in m and "content" in m for m in conversation):
+            if not isinstance(conversation, Sequence) or not conversation or not all(is_message(m) for m in conversation):
                 raise UserError("a conversation is a list of messages: [{'role': 'user', 'content': '...'}, ...]")
-        return self.generate(conversations, params, speculative=speculative)  # type: ignore[arg-type]
+        return self.generate(conversations, params, speculative=speculative)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Speculative = None) -> Generator[StreamChunk]:
         """Answer one prompt step by step; leaving the loop early frees the slot. The last chunk carries the whole output."""
-        params = params or SamplingParams()
-        if params.n > 1:
-            raise UserError(f"a stream is one answer; n {params.n} needs generate")
+        if (n := sampling_params(params).n) > 1:
+            raise UserError(f"a stream is one answer; n {n} needs generate")
         [request] = self._requests(prompt, params, speculative, stream=True)
         return self._stream(request)
 
@@ -238,7 +285,7 @@ class LLM:
 
         Raises UserError as `generate` does.
         """
-        requests = self._requests(prompt, params or SamplingParams(), speculative, stream=True)
+        requests = self._requests(prompt, params, speculative, stream=True)
         for request in requests:
             self._queue(request)
         return requests
@@ -259,30 +306,32 @@ class LLM:
         self._trace_end(request)  # one that failed in its prompt too, which the scheduler has dropped already
 
     def output(self, request: Request) -> RequestOutput:
-        """What a request has come to: its answer once it is finished or aborted."""
+        """What a request has come to. Raises UserError while it is still running."""
+        if request.finish_reason is None:
+            raise UserError("this request is still running: step until it has a finish_reason, or abort it")
         backend = self._backend()
         text = ""
         if request.detokenizer is not None:
-            text = request.detokenizer.finish(request.token_ids)
+            text = request.detokenizer.finish(request.token_ids, request.finish_reason == "abort")
         elif backend is not None:
             text = backend.decode(request.token_ids, skip_special_tokens=True)
         return RequestOutput(
             prompt_token_ids=request.prompt,
             index=request.index,
-            token_ids=request.token_ids,
+            token_ids=list(request.token_ids),
             text=text,
-            finish_reason=request.finish_reason or "abort",
+            finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            promoted=request.promoted,
-            logprobs=None if request.params.logprobs is None else request.logprobs,
-            records=request.records,
+            promoted=list(request.promoted),
+            logprobs=None if request.params.logprobs is None else list(request.logprobs),
+            records=list(request.records),
             params=request.params,
+            seed=request.seed,
             speculative=request.config,
             seconds_prefill=request.seconds_prefill,
         )
 
     def _stream(self, request: Request) -> Generator[StreamChunk]:
-        self._queue(request)
         sent = 0
 
         def chunk(output: RequestOutput | None) -> StreamChunk:
@@ -291,6 +340,7 @@ class LLM:
             return StreamChunk(tokens, request.promoted[sent:], pieces, output)
 
         try:
+            self._queue(request)
             while request.finish_reason is None:
                 # Another generate or stream on this LLM may have moved this request on already.
                 if sent == len(request.token_ids):
@@ -317,11 +367,13 @@ class LLM:
             self._open.remove(request.id)
             self._trace.finish(request.id, request.finish_reason, request.token_ids)
 
-    def _requests(self, prompt: Prompt, params: SamplingParams, speculative: Speculative, stream: bool = False) -> list[Request]:
+    def _requests(self, prompt: Prompt, params: SamplingParams | None, speculative: Speculative, stream: bool = False) -> list[Request]:
         """One request per answer, everything checked, nothing queued. `stream` wants the text as it comes."""
+        params = sampling_params(params)
         config = self.speculative.for_request(speculative)
         require_drafter(config, self.drafter is not None)
-        policy = self._policy(config)
+        policy, rule = self._policy(config), self._rule(config)
+        require_temperature(rule, params.temperature)
         room = self.room
         for shape in policy.reachable():
             if shape.num_draft_tokens > room.num_draft_tokens or shape.num_steps > room.num_steps or shape.topk > room.topk:
@@ -335,19 +387,25 @@ class LLM:
         if params.stop and backend is None:
             raise UserError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
         eos = () if params.ignore_eos else self.model.config.eos_token_ids
-        stop_ids = frozenset([*eos, *params.stop_token_ids])
+        # Special tokens never become text, so a stop string that is one stands for the token.
+        tokens = [(text, backend.token_to_id(text)) for text in params.stop] if backend is not None else []
+        special = {text: token for text, token in tokens if token is not None and token in self._specials()}
+        strings = tuple(text for text in params.stop if text not in special)
+        stop_ids = frozenset([*eos, *params.stop_token_ids, *special.values()])
         return [
             Request(
                 prompt=ids,
                 params=params,
                 config=config,
                 policy=policy,
+                rule=rule,
                 state=policy.initial(1, self.model.decoder.device),
                 seed=secrets.randbits(63) if params.seed is None else (params.seed + index) % 2**63,
                 stop_ids=stop_ids,
                 protected_ids=stop_ids | self._specials(),
                 max_tokens=min(params.max_tokens, self.context_length - len(ids)),
-                detokenizer=None if backend is None else Detokenizer(backend, params.stop, params.include_stop_str_in_output),
+                occurrences=Occurrences(ids if params.repetition_penalty != 1 else ()) if params.penalises else None,
+                detokenizer=None if backend is None else Detokenizer(backend, strings, params.include_stop_str_in_output),
                 index=index,
             )
             for index in range(params.n)
@@ -355,10 +413,18 @@ class LLM:
 
     def _policy(self, config: SpeculativeConfig) -> TreePolicy:
         """One policy object per distinct setting, so that requests that share it are planned together."""
-        key = config.model_dump_json(exclude={"margin", "guards", "budget", "budget_per_100", "max_promotions"})
+        key = config.model_dump_json(include={"policy", *POLICY_SETTINGS})
         if key not in self._policies:
             self._policies[key] = build_policy(config)
         return self._policies[key]
+
+    def _rule(self, config: SpeculativeConfig) -> AcceptanceRule:
+        """One rule object per distinct setting; kappa and guards are the request's own."""
+        own = RULE_SETTINGS - {"margin", "guards", "budget", "budget_per_100", "max_promotions"}
+        key = config.effective_rule + config.model_dump_json(include=set(own))
+        if key not in self._rules:
+            self._rules[key] = build_rule(config)
+        return self._rules[key]
 
     def _backend(self) -> Tokenizer | None:
         """The tokenizer that turns ids into text, None when the model has none."""
@@ -376,12 +442,3 @@ class LLM:
                 ids |= {int(i) for i in self.tokenizer.all_special_ids} | {int(i) for i, token in added.items() if token.special}
             self._special_ids = frozenset(ids)
         return self._special_ids
-
-
-def _one_each(settings: Any, count: int, kind: str) -> list[Any]:
-    """Settings for each of `count` prompts, from one for all or one per prompt."""
-    if not isinstance(settings, list | tuple):
-        return [settings] * count
-    if len(settings) != count:
-        raise UserError(f"{count} prompts but {len(settings)} {kind} settings")
-    return list(settings)

@@ -34,21 +34,18 @@ def penalise(logits: torch.Tensor, request: Request, tokens: list[int], above: t
         tokens: of the nodes, the root's first.
         above: bool [N, N], whether node j is node i or one of its ancestors.
     """
-    params, device = request.params, logits.device
-    prompt = request.prompt_ids if params.repetition_penalty != 1 else frozenset()
-    ids = sorted({*tokens[1:], *request.counts, *prompt})
-    if not ids:
-        return
-    columns = torch.tensor(ids, device=device)
-    emitted = torch.tensor([request.counts.get(i, 0) for i in ids], dtype=torch.float32, device=device)
-    drafted = torch.tensor(tokens[1:], device=device)
+    params, device, seen = request.params, logits.device, request.occurrences
+    assert seen is not None
+    ids, emitted, places = seen.columns(tokens[1:], device)
+    drafted = torch.zeros(len(tokens) - 1, len(ids), device=device).scatter_(1, places[:, None], 1.0)
     # The root is committed, so its token is counted already.
-    counts = emitted + above[:, 1:].float() @ (drafted[:, None] == columns).float()
-    z = logits[:, columns]
+    counts = emitted + above[:, 1:].float() @ drafted
+    z = logits[:, ids]
     if params.repetition_penalty != 1:
-        occurs = (counts > 0) | torch.tensor([i in prompt for i in ids], device=device)
+        occurs = counts > 0
+        occurs[:, : seen.prompt_columns] = True
         z = torch.where(occurs, torch.where(z > 0, z / params.repetition_penalty, z * params.repetition_penalty), z)
-    logits[:, columns] = z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    logits[:, ids] = z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
 
 
 def keep_probable(logits: torch.Tensor, request: Request) -> None:
@@ -74,17 +71,19 @@ def keep_probable(logits: torch.Tensor, request: Request) -> None:
 def _nucleus(z: torch.Tensor, top_p: float, top_k: int | None) -> torch.Tensor:
     """[N, 1]: the least score of the smallest set of best tokens that holds `top_p` of the (top-k's) probability.
 
-    Sorting a whole vocabulary takes longer than a small target's forward, so ever more of the best are looked at until they suffice.
+    A token less probable than (1 - top_p) / V cannot belong to it: all such tokens together hold less than 1 - top_p. So only the
+    few others are sorted; sorting whole vocabularies would take longer than a small target's forward.
     """
-    vocab = z.shape[1]
-    count = top_k or min(256, vocab)
-    total = None if top_k else z.logsumexp(-1, keepdim=True)
-    while True:
-        best = z.topk(count, -1).values
-        share = (best - (best.logsumexp(-1, keepdim=True) if total is None else total)).exp().double().cumsum(-1)
-        if count in (top_k, vocab) or bool((share[:, -1] >= top_p).all()):
-            break
-        count = min(8 * count, vocab)
+    if top_k is not None:
+        z = z.topk(top_k, -1).values
+    total = z.logsumexp(-1, keepdim=True)
+    candidates = z >= total + (math.log1p(-top_p) - math.log(z.shape[1]) - 1e-3)  # a little lower: rounding must not matter
+    return torch.stack([_edge(row[mask], top_p, rest) for row, mask, rest in zip(z, candidates, total, strict=True)])
+
+
+def _edge(scores: torch.Tensor, top_p: float, total: torch.Tensor) -> torch.Tensor:
+    """[1]: the least score of the best of `scores` [C] that hold `top_p`, `total` [1] being the logarithm of 1."""
+    best = scores.sort(descending=True).values
+    share = (best - total).exp().double().cumsum(-1)
     # A token belongs to the set when what comes before it does not suffice; the best always does.
-    members = 1 + (share[:, :-1] < top_p).sum(-1, keepdim=True)
-    return best.gather(1, members - 1)
+    return best[(share[:-1] < top_p).sum()][None]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 from ..config import SamplingParams, SpeculativeConfig
+from ..method.acceptance import AcceptanceRule, Strict
 from ..method.policy import PolicyState, TreePolicy
 from ..method.records import StepRecord
 from ..telemetry.stats import speculative_metrics
 from .detokenizer import Detokenizer
+from .occurrences import Occurrences
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -46,12 +46,13 @@ class Request:
     stop_ids: frozenset[int]
     protected_ids: frozenset[int]
     max_tokens: int
+    rule: AcceptanceRule = field(default_factory=Strict)
     detokenizer: Detokenizer | None = None
     id: int = 0
     index: int = 0
     slot: int = -1
     token_ids: list[int] = field(default_factory=list)
-    counts: Counter[int] = field(default_factory=Counter)
+    occurrences: Occurrences | None = None
     promoted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
@@ -65,11 +66,6 @@ class Request:
         """Whether this request ever asks the drafter."""
         return self.config.policy != "off"
 
-    @cached_property
-    def prompt_ids(self) -> frozenset[int]:
-        """The distinct tokens of the prompt."""
-        return frozenset(self.prompt)
-
     def emit(self, tokens: list[int], promoted: list[bool], logprobs: list[TokenLogprob] | None = None) -> None:
         """Append a block in token order; what ends the request inside it lets nothing follow.
 
@@ -77,7 +73,8 @@ class Request:
         """
         for i, token in enumerate(tokens):
             self.token_ids.append(token)
-            self.counts[token] += 1
+            if self.occurrences is not None:
+                self.occurrences.add(token)
             self.promoted.append(promoted[i])
             if logprobs is not None:
                 self.logprobs.append(logprobs[i])
@@ -108,6 +105,7 @@ class RequestOutput:
         logprobs: per generated token, when asked for.
         records: one StepRecord per step; see telemetry.summarise.
         params: what was asked for.
+        seed: of this answer's noise, drawn when none was asked for.
         speculative: the speculative settings in effect.
         seconds_prefill: time the prompt took, up to the first token.
     """
@@ -122,6 +120,7 @@ class RequestOutput:
     logprobs: list[TokenLogprob] | None
     records: list[StepRecord]
     params: SamplingParams
+    seed: int
     speculative: SpeculativeConfig
     seconds_prefill: float
 

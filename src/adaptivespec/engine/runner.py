@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -10,15 +11,17 @@ from itertools import accumulate
 import torch
 
 from ..drafters.base import Drafter
-from ..method.acceptance import AcceptanceRule, Margin, Strict
+from ..method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs
 from ..method.guards import protected_mask
-from ..method.policy import PolicyState, TreePolicy
+from ..method.policy import PolicyState, grouped
 from ..method.records import StepRecord
-from ..method.tree import DraftTree, TreeShape, select_rows
+from ..method.tree import DraftTree, TreeShape, merge_rows, select_rows
 from ..models.decoder import Decoder
 from ..models.kv_cache import make_block
 from .request import Request
-from .sampling import rule_params, token_logprobs, verify_inputs
+from .sampling import rule_params, token_logprobs, verify_inputs, with_coins
+
+_MASKS_KEPT = 32
 
 
 class Runner:
@@ -49,8 +52,6 @@ class Runner:
         if drafter is not None:
             drafter.allocate(num_slots, context_length, [room])
         self._protected: dict[frozenset[int], torch.Tensor] = {}
-        self.strict: AcceptanceRule = Strict()
-        self.margin: AcceptanceRule = Margin()
 
     @torch.inference_mode()
     def prefill(self, request: Request) -> None:
@@ -100,23 +101,17 @@ class Runner:
         first_row = torch.tensor(firsts[:-1], device=last.device)[:, None]
         rows = first_row + torch.where(node < tree.size[:, None], node, 0)  # padding repeats the root's row
         inputs = verify_inputs(logits, rows, requests, tree, cached, sizes)
+        if any(r.rule.tosses_coins for r in requests):
+            inputs = with_coins(inputs, requests, tree, cached)
         if self.decoder.device.type == "cuda":
             torch.cuda.synchronize(self.decoder.device)
         verified = time.perf_counter()
 
-        lossy = any(r.config.kappa < 1 for r in requests)
-        rule = self.margin if lossy else self.strict
-        params = rule_params(requests, self._protected_masks(requests))
-        acceptance = rule.accept(tree, inputs, params)
+        acceptance = self._accept(requests, tree, inputs)
         planned = torch.tensor([s.num_steps for s in shapes], device=last.device)
-        for policy, members in _by_policy(requests).items():
-            if len(members) == len(requests):
-                after = policy.update(state, tree, acceptance, planned)
-            else:
-                own_tree, own_acceptance = select_rows(tree, members), select_rows(acceptance, members)
-                after = policy.update(select_rows(state, members), own_tree, own_acceptance, planned[members])
-            for i, member in enumerate(members):
-                requests[member].state = after if len(members) == 1 else select_rows(after, [i])
+        after = grouped([r.policy for r in requests]).update(state, tree, acceptance, planned)
+        for request, own in zip(requests, _unstack(after, len(requests)), strict=True):
+            request.state = own
 
         rars, tokens, parents = state.rar.tolist(), tree.tokens.tolist(), tree.parents.tolist()
         paths, bonuses = acceptance.path.tolist(), acceptance.bonus.tolist()
@@ -183,20 +178,28 @@ class Runner:
         slots = [request.slot for request in drafting]
         roots, mine = (last, state) if everyone else (last[rows], select_rows(state, rows))
         root = self.drafter.begin(slots, max(shape.topk for policy in {r.policy for r in drafting} for shape in policy.reachable()))
-        planned = list(shapes[: len(rows)])
-        for policy, members in _by_policy(drafting).items():
-            reachable = policy.reachable()
-            if len(members) == len(drafting):
-                plan = policy.plan(mine, root)
-            else:
-                plan = policy.plan(select_rows(mine, members), select_rows(root, members))
-            for member, index in zip(members, plan.tolist(), strict=True):
-                planned[member] = reachable[index]
-        # Pruning is the same for every policy that settings can name.
-        tree = self.drafter.draft(slots, roots, root, planned, drafting[0].policy, mine)
+        policy = grouped([request.policy for request in drafting])
+        reachable = policy.reachable()
+        planned = [reachable[index] for index in policy.plan(mine, root).tolist()]
+        tree = self.drafter.draft(slots, roots, root, planned, policy, mine)
         for row, shape, value in zip(rows, planned, root.confidence.tolist(), strict=True):
             shapes[row], confidence[row] = shape, value
         return confidence, shapes, tree if everyone else _spread(tree, rows, last)
+
+    def _accept(self, requests: Sequence[Request], tree: DraftTree, inputs: VerifyInputs) -> Acceptance:
+        """What each request's rule accepts."""
+        groups = _by_rule(requests)
+        if len(groups) == 1:
+            return self._accept_alike(next(iter(groups)), requests, tree, inputs)
+        parts = [
+            self._accept_alike(rule, [requests[row] for row in rows], select_rows(tree, rows), inputs.of_requests(rows))
+            for rule, rows in groups.items()
+        ]
+        return merge_rows(parts, list(groups.values()))
+
+    def _accept_alike(self, rule: AcceptanceRule, requests: Sequence[Request], tree: DraftTree, inputs: VerifyInputs) -> Acceptance:
+        spent, emitted = [r.spent for r in requests], [len(r.token_ids) for r in requests]
+        return rule.accept(tree, inputs, rule_params([r.config for r in requests], spent, emitted, self._protected_masks(requests)))
 
     def _forward(
         self, requests: Sequence[Request], slots: list[int], cached: list[int], tree: DraftTree, sizes: list[int]
@@ -219,15 +222,23 @@ class Runner:
         masks = []
         for ids in (r.protected_ids for r in requests):
             if ids not in self._protected:
+                if len(self._protected) >= _MASKS_KEPT:  # requests may bring stop tokens of their own without end
+                    self._protected.clear()
                 self._protected[ids] = protected_mask(self.decoder.config.vocab_size, ids, self.decoder.device)
             masks.append(self._protected[ids])
         return masks[0] if all(mask is masks[0] for mask in masks) else torch.cat(masks)
 
 
-def _by_policy(requests: Sequence[Request]) -> dict[TreePolicy, list[int]]:
-    groups: dict[TreePolicy, list[int]] = {}
-    for i, request in enumerate(requests):
-        groups.setdefault(request.policy, []).append(i)
+def _by_rule(requests: Sequence[Request]) -> dict[AcceptanceRule, list[int]]:
+    """Which requests each rule decides for."""
+    if all(request.rule is requests[0].rule for request in requests):
+        return {requests[0].rule: list(range(len(requests)))}
+    groups: dict[AcceptanceRule, list[int]] = {}
+    for row, request in enumerate(requests):
+        groups.setdefault(request.rule, []).append(row)
+    strict, margin = (next((rule for rule in groups if isinstance(rule, kind)), None) for kind in (Strict, Margin))
+    if strict is not None and margin is not None:  # kappa is 1 in strict rows, which is strict: one call serves both
+        groups[margin] = sorted(groups[margin] + groups.pop(strict))
     return groups
 
 
@@ -252,7 +263,17 @@ def _spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
     )
 
 
+def _fields(state: PolicyState) -> list[torch.Tensor]:
+    return [getattr(state, field.name) for field in dataclasses.fields(state)]
+
+
 def _stack(states: list[PolicyState]) -> PolicyState:
-    if len(states) == 1:
-        return states[0]
-    return PolicyState(*(torch.cat(parts) for parts in zip(*((s.rar, s.misses, s.tripped) for s in states), strict=True)))
+    """One state of many requests from theirs."""
+    return states[0] if len(states) == 1 else PolicyState(*map(torch.cat, zip(*map(_fields, states), strict=True)))
+
+
+def _unstack(state: PolicyState, batch: int) -> list[PolicyState]:
+    """The states of single requests."""
+    if batch == 1:
+        return [state]
+    return [PolicyState(*parts) for parts in zip(*(torch.split(values, 1) for values in _fields(state)), strict=True)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 
+from ..config import SpeculativeConfig
 from ..method.acceptance import VerifyInputs
 from ..method.guards import RuleParams
-from ..method.noise import gumbel
+from ..method.noise import gumbel, uniform
 from ..method.tree import DraftTree
 from .processors import keep_probable, mask_stop_tokens, penalise
 from .request import Request, TokenLogprob
@@ -68,6 +70,13 @@ def verify_inputs(
     return VerifyInputs.from_rows(logits, scores, rows, temperature)
 
 
+def with_coins(inputs: VerifyInputs, requests: Sequence[Request], tree: DraftTree, cached: Sequence[int]) -> VerifyInputs:
+    """The same with the coins of every node, each keyed by the request's seed and the position of the token it decides on."""
+    seeds = torch.tensor([r.seed for r in requests], device=tree.depth.device)[:, None]
+    positions = tree.depth + 1 + torch.tensor(cached, device=tree.depth.device)[:, None]
+    return dataclasses.replace(inputs, coins=uniform(seeds, positions))
+
+
 def _processed(request: Request) -> bool:
     params = request.params
     return params.temperature > 0 or params.penalises or params.min_tokens > len(request.token_ids)
@@ -92,25 +101,26 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
     ]
 
 
-def rule_params(requests: Sequence[Request], protected: torch.Tensor) -> RuleParams:
-    """The batch's settings and totals; `protected` is bool [B or 1, V]."""
+def rule_params(
+    configs: Sequence[SpeculativeConfig], spent: Sequence[float], emitted: Sequence[int], protected: torch.Tensor
+) -> RuleParams:
+    """The batch's settings and totals: per request its configuration, nats spent and tokens emitted; `protected` is bool [B or 1, V]."""
     device, double = protected.device, torch.float64
 
     def limit(value: float | None) -> float:
         return math.inf if value is None else value
 
-    def column(values: list[float]) -> torch.Tensor:
+    def column(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=double, device=device)
 
-    configs = [r.config for r in requests]
     most = [torch.iinfo(torch.int64).max if c.max_promotions is None else c.max_promotions for c in configs]
     return RuleParams(
         kappa=column([c.kappa for c in configs]),
         protect=torch.tensor([c.guards == "protected" for c in configs], device=device),
         protected=protected,
-        spent=column([r.spent for r in requests]),
+        spent=column(spent),
         budget=column([limit(c.budget) for c in configs]),
         budget_per_100=column([limit(c.budget_per_100) for c in configs]),
-        emitted=torch.tensor([len(r.token_ids) for r in requests], device=device),
+        emitted=torch.tensor(emitted, device=device),
         max_promotions=torch.tensor(most, device=device),
     )

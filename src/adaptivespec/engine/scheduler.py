@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 
 from .request import Request
@@ -13,54 +12,69 @@ class Scheduler:
     """First come, first served over the runner's slots. Not thread-safe."""
 
     def __init__(self, runner: Runner, num_slots: int) -> None:
-        self.runner = runner
-        self.free = list(range(num_slots))  # a heap: low slots first keeps the running ones neighbours
+        self.runner, self.num_slots = runner, num_slots
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._owes_decoding = False
+
+    @property
+    def free(self) -> list[int]:
+        """Slots that nobody has, low ones first, which keeps the running requests neighbours.
+
+        Counted anew each time: no interruption, wherever it comes, can hand a slot out twice or lose it.
+        """
+        taken = {request.slot for request in self.running}
+        return [slot for slot in range(self.num_slots) if slot not in taken]
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.waiting.append(request)
 
     def step(self) -> list[Request]:
-        """Admit who fits, or else one decoding step for all who run.
+        """Admit who fits, or one decoding step for all who run; in turn when there is always somebody to admit.
 
-        A prompt gives its first token, which is handed out before anything else is done.
+        A prompt gives its first token, which is handed out before anything else is done. When a prompt fails (Ctrl-C too), its
+        request is aborted; when a decoding step does, all who ran in it are: what it had written of them is not known.
 
         Returns:
             Every request that got tokens, finished ones included.
         """
+        self._drop_finished()
         admitted = []
-        while self.waiting and self.free:
+        may_admit = not (self._owes_decoding and self.running)
+        self._owes_decoding = False
+        while may_admit and self.waiting and (free := self.free):
             request = self.waiting.popleft()
-            self.running.append(request)  # before it takes a slot: whatever happens now, releasing it gives the slot back
             try:
-                request.slot = heapq.heappop(self.free)
+                request.slot = free[0]
+                self.running.append(request)
                 self.runner.prefill(request)
-            except BaseException:  # Ctrl-C too: a request without tokens must not stay among the running
+            except BaseException:
                 self.abort(request)
                 raise
             admitted.append(request)
         if admitted:
-            self._release_finished()
+            self._owes_decoding = True  # or a queue of short requests would keep those who run from ever going on
+            self._drop_finished()
             return admitted
         active = self.running = sorted(self.running, key=lambda r: r.slot)
         if active:
-            self.runner.step(active)
-            self._release_finished()
+            try:
+                self.runner.step(active)
+            except BaseException:
+                for request in active:
+                    self.abort(request)
+                raise
+            self._drop_finished()
         return active
 
     def abort(self, request: Request) -> None:
-        """Drop a request wherever it is; its slot is free at once. Finished ones are left alone."""
-        if request.finish_reason is not None:
-            return
-        request.finish_reason = "abort"
+        """Drop a request wherever it is; its slot is free at once. What a finished one has come to stays."""
+        if request.finish_reason is None:
+            request.finish_reason = "abort"
         if request in self.waiting:
             self.waiting.remove(request)
-        self._release_finished()
+        self._drop_finished()
 
-    def _release_finished(self) -> None:
-        for request in self.running:
-            if request.finish_reason is not None and request.slot >= 0:
-                heapq.heappush(self.free, request.slot)
+    def _drop_finished(self) -> None:
         self.running = [r for r in self.running if r.finish_reason is None]

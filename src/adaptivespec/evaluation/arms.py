@@ -18,8 +18,12 @@ BASES: dict[str, dict[str, Any]] = {
     "margin": {"policy": "static"},
     "tree": {"policy": "adaptive", "margin": None},
     "adaptivespec": {"policy": "adaptive"},
+    **{rule: {"policy": "static", "rule": rule} for rule in ("margin_top1", "threshold", "typical", "relaxed_topk", "logit_ratio")},
+    "window": {"policy": "static", "rule": "window", "num_steps": 15, "topk": 1, "num_draft_tokens": 16},
+    **{policy: {"policy": policy, "margin": None} for policy in ("talon", "accept_ema", "heuristic", "confidence")},
 }
-"""plain decoding; static EAGLE-3; static with the margin rule; the adaptive tree alone; both. Margin arms use the shipped default."""
+"""Plain decoding; static EAGLE-3; static with the margin rule; the adaptive tree alone; both. Margin arms use the shipped default.
+Then what they are compared with: rules on the static tree, FLy's window on its chain, and policies with the strict rule."""
 
 DEFAULT_ARMS = "ar; static:3,4,4; margin; tree; adaptivespec"
 
@@ -65,7 +69,9 @@ def _parse_settings(label: str) -> SpeculativeConfig:
     values: dict[str, Any] = {**BASES[name], **{ALIASES.get(key, key): value for key, _, value in pairs}}
     if numbers:
         if len(numbers) != 3 or not all(n.isascii() and n.isdigit() for n in numbers) or values["policy"] != "static":
-            raise UserError(f"arm {label!r}: expected num_steps,topk,num_draft_tokens (only static and margin take a shape) or key=value")
+            raise UserError(
+                f"arm {label!r}: expected num_steps,topk,num_draft_tokens (only static and margin take a shape, or rules) or key=value"
+            )
         values |= dict(zip(("num_steps", "topk", "num_draft_tokens"), map(int, numbers), strict=True))
     try:
         return SpeculativeConfig(**values)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import SamplingParams
-from ..engine.llm import LLM, Prompt
+from ..engine.inputs import Prompt
+from ..engine.llm import LLM
 from ..engine.request import RequestOutput
 from ..errors import UserError
 from ..telemetry.stats import Summary, summarise

@@ -1,4 +1,4 @@
-"""Position-keyed Gumbel noise: sampling becomes an argmax that depends on (seed, position) alone.
+"""Position-keyed noise: sampling becomes an argmax that depends on (seed, position) alone, and so do the coins of rules.
 
 The same noise at the same position, whatever the batch, tree or step, makes strict speculative sampling equal plain seeded
 sampling token for token: argmax(z + T * g) is a sample of softmax(z / T) (the Gumbel-max trick).
@@ -29,9 +29,14 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
     return _xor_shift(x, 31, 64)
 
 
+def derive(seeds: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
+    """Int64 of the seeds' shape: a new 64-bit seed from each int64 seed and position."""
+    return _splitmix64(_splitmix64(seeds) ^ positions)
+
+
 def _keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two int32 keys per row from its 64-bit seed and its position."""
-    mixed = _splitmix64(_splitmix64(seeds) ^ positions)
+    mixed = derive(seeds, positions)
     return (mixed >> 32).to(torch.int32), (mixed << 32 >> 32).to(torch.int32)
 
 
@@ -65,3 +70,20 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> tor
     # u in (0, 1); -log1p(-u) is exponential and keeps full precision at small u, the side where large noise comes from.
     minus_u = x.float().add_(0.5).mul_(-(2.0**-31)).clamp_(min=-(1 - 2.0**-24))
     return minus_u.log1p_().neg_().log_().neg_()
+
+
+_COINS = 0x636F696E  # a stream of its own: the seeds that `gumbel` splits into keys are hashed once more with it
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """One uniform per (seed, position), independent of the Gumbel noise there.
+
+    Args:
+        seeds: int64, the request's seed; any shape that broadcasts with positions.
+        positions: int64, the absolute position of the token that will be chosen.
+
+    Returns:
+        fp32 in the open interval (0, 1), multiples of 2^-24.
+    """
+    bits = derive(derive(seeds, positions), _COINS) >> 41 & ((1 << 23) - 1)
+    return bits.float().add_(0.5).mul_(2.0**-23)  # 23 bits and a half: exact in fp32, so neither 0 nor 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 
 from .acceptance import Acceptance
-from .tree import DraftTree, TreeShape, keep_best
+from .tree import DraftTree, TreeShape, keep_best, merge_rows, select_rows
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,15 @@ class PolicyState:
         rar: fp32 [B], rolling acceptance ratio.
         misses: int64 [B], consecutive drafted steps with nothing accepted.
         tripped: bool [B], the circuit breaker holds the next drafted step at the smallest shape.
+        level: fp32 [B], the depth that a policy which moves it step by step is at.
+        ema: fp32 [B], moving average of the accepted tokens per step, where a policy keeps one.
     """
 
     rar: torch.Tensor
     misses: torch.Tensor
     tripped: torch.Tensor
+    level: torch.Tensor
+    ema: torch.Tensor
 
 
 class TreePolicy(Protocol):
@@ -66,8 +71,8 @@ class TreePolicy(Protocol):
         """int64 [B]: an index into `reachable()` for each request."""
         ...
 
-    def keep_going(self, state: PolicyState, level: int, num_steps: torch.Tensor, frontier_log_probs: torch.Tensor) -> torch.Tensor:
-        """Bool [B]: draft another level after `level` finished ones, given planned depths [B] and the frontier [B, K]."""
+    def keep_going(self, state: PolicyState, tree: DraftTree, num_steps: torch.Tensor) -> torch.Tensor:
+        """Bool [B]: draft another level, given every candidate so far (`tree`, those at -inf do not exist) and planned depths [B]."""
         ...
 
     def prune(self, state: PolicyState, tree: DraftTree, num_draft_tokens: torch.Tensor) -> torch.Tensor:
@@ -79,7 +84,7 @@ class TreePolicy(Protocol):
         ...
 
 
-class _Base:
+class PolicyDefaults:
     """The defaults every shipped policy shares."""
 
     per_level = False
@@ -87,11 +92,12 @@ class _Base:
     def initial(self, batch: int, device: torch.device | str = "cpu") -> PolicyState:
         """The state of `batch` new requests: acceptance ratio 0.5, no misses."""
         misses = torch.zeros(batch, dtype=torch.int64, device=device)
-        return PolicyState(torch.full((batch,), 0.5, device=device), misses, misses > 0)
+        nothing = torch.zeros(batch, device=device)
+        return PolicyState(nothing + 0.5, misses, misses > 0, nothing, nothing)
 
-    def keep_going(self, state: PolicyState, level: int, num_steps: torch.Tensor, frontier_log_probs: torch.Tensor) -> torch.Tensor:
+    def keep_going(self, state: PolicyState, tree: DraftTree, num_steps: torch.Tensor) -> torch.Tensor:
         """Bool [B]: the planned depth is not reached yet."""
-        return level < num_steps
+        return tree.levels < num_steps
 
     def prune(self, state: PolicyState, tree: DraftTree, num_draft_tokens: torch.Tensor) -> torch.Tensor:
         """Bool [B, N - 1]: the best drafted nodes by cumulative log-probability."""
@@ -102,7 +108,7 @@ class _Base:
         return state
 
 
-class Static(_Base):
+class Static(PolicyDefaults):
     """The same shape at every step: EAGLE-3 as engines ship it."""
 
     name = "static"
@@ -119,7 +125,7 @@ class Static(_Base):
         return torch.zeros_like(state.misses)
 
 
-class Adaptive(_Base):
+class Adaptive(PolicyDefaults):
     """AdaptiveSpec's tree policy (arXiv 2609.02897): confident and lately accepted drafts grow deep and narrow, doubtful ones stay
     shallow and wide.
 
@@ -204,24 +210,61 @@ class Adaptive(_Base):
             torch.where(drafted, rar, state.rar),
             torch.where(drafted, misses, state.misses),
             torch.where(drafted, tripped, state.tripped),
+            state.level,
+            state.ema,
         )
 
 
-def make_policy(
-    policy: str,
-    shape: tuple[int, int, int],
-    low: tuple[int, int, int],
-    high: tuple[int, int, int],
-    saturation: float,
-    alpha: float,
-    patience: int,
-    normalise: str,
-) -> TreePolicy:
-    """The policy that settings name: `off`, `static` or `adaptive`. Raises ValueError for impossible shapes or names."""
-    if policy == "off":
-        return Static(TreeShape.off())
-    if policy == "static":
-        return Static(TreeShape(*shape))
-    if policy == "adaptive":
-        return Adaptive(TreeShape(*low), TreeShape(*high), saturation, alpha, patience, normalise)
-    raise ValueError(f"unknown policy {policy!r}; known: adaptive, off, static")
+class Grouped(PolicyDefaults):
+    """Several policies in one batch: each is asked for its own requests. The state is that of the whole batch.
+
+    Args:
+        policies: one per request, in the batch's order.
+    """
+
+    name = "grouped"
+
+    def __init__(self, policies: Sequence[TreePolicy]) -> None:
+        self.members: dict[TreePolicy, list[int]] = {}
+        for row, policy in enumerate(policies):
+            self.members.setdefault(policy, []).append(row)
+        self.per_level = any(policy.per_level for policy in self.members)
+
+    def reachable(self) -> list[TreeShape]:
+        """The shapes of all policies, one after the other."""
+        return [shape for policy in self.members for shape in policy.reachable()]
+
+    def plan(self, state: PolicyState, root: Root) -> torch.Tensor:
+        """int64 [B]: indices into the joined `reachable()`."""
+        index, first = torch.empty_like(state.misses), 0
+        for policy, rows in self.members.items():
+            index[rows] = policy.plan(select_rows(state, rows), select_rows(root, rows)) + first
+            first += len(policy.reachable())
+        return index
+
+    def keep_going(self, state: PolicyState, tree: DraftTree, num_steps: torch.Tensor) -> torch.Tensor:
+        """Bool [B]: each policy's own answer."""
+        going = torch.empty_like(state.tripped)
+        for policy, rows in self.members.items():
+            going[rows] = policy.keep_going(select_rows(state, rows), select_rows(tree, rows), num_steps[rows])
+        return going
+
+    def prune(self, state: PolicyState, tree: DraftTree, num_draft_tokens: torch.Tensor) -> torch.Tensor:
+        """Bool [B, N - 1]: each policy's own answer."""
+        keep = torch.empty_like(tree.drafted[:, 1:])
+        for policy, rows in self.members.items():
+            keep[rows] = policy.prune(select_rows(state, rows), select_rows(tree, rows), num_draft_tokens[rows])
+        return keep
+
+    def update(self, state: PolicyState, tree: DraftTree, acceptance: Acceptance, num_steps: torch.Tensor) -> PolicyState:
+        """Each policy's new state of its own requests."""
+        parts = [
+            policy.update(select_rows(state, rows), select_rows(tree, rows), select_rows(acceptance, rows), num_steps[rows])
+            for policy, rows in self.members.items()
+        ]
+        return merge_rows(parts, list(self.members.values()))
+
+
+def grouped(policies: Sequence[TreePolicy]) -> TreePolicy:
+    """The policy that all requests share (one per request is given), or the combination of theirs."""
+    return policies[0] if all(policy is policies[0] for policy in policies) else Grouped(policies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -168,3 +169,13 @@ def select_rows(batch: T, rows: list[int]) -> T:
     value: Any = batch
     tensors = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if isinstance(getattr(value, f.name), torch.Tensor)}
     return dataclasses.replace(value, **{name: tensor[rows] for name, tensor in tensors.items()})  # type: ignore[no-any-return]
+
+
+def merge_rows(parts: Sequence[T], rows: Sequence[list[int]]) -> T:
+    """The inverse of `select_rows`: parts of one batch, and the rows (host ints, together 0..B-1) that each of them is."""
+    order = [row for part in rows for row in part]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    first: Any = parts[0]
+    names = [f.name for f in dataclasses.fields(first) if isinstance(getattr(first, f.name), torch.Tensor)]
+    whole = {name: torch.cat([getattr(part, name) for part in parts])[back] for name in names}
+    return dataclasses.replace(first, **whole)  # type: ignore[no-any-return]

@@ -74,28 +74,31 @@ def make_block(
     span = slots[-1] - slots[0] + 1
     if batch < span <= 2 * batch and slots == sorted(slots):
         # Idle slots between busy ones join as rows that nobody reads: a view of neighbours instead of a copy of every layer's cache.
-        place = {slot: i for i, slot in enumerate(slots)}
-        lanes = [place.get(slot) for slot in range(slots[0], slots[-1] + 1)]
+        lane_of = {slot: i for i, slot in enumerate(slots)}
+        lanes = [lane_of.get(slot) for slot in range(slots[0], slots[-1] + 1)]
         slots = list(range(slots[0], slots[-1] + 1))
         bases, starts, counts = ([0 if lane is None else values[lane] for lane in lanes] for values in (bases, starts, counts))
         if visible is not None:
             visible = visible[[lane or 0 for lane in lanes]]
         batch = span
     columns = torch.arange(end, device=device)
-    base = torch.tensor(bases, device=device)[:, None, None]
-    if visible is None:
-        seen = (columns <= torch.tensor(starts, device=device)[:, None, None]).expand(batch, width, end)
-    else:
-        offset = columns - base  # [B, 1, end]
-        inside = (offset >= 0) & (offset < visible.shape[2])
-        block = visible.gather(2, offset.clamp(0, visible.shape[2] - 1).expand(batch, width, end))
-        seen = (offset < 0) | (inside & block)
     count = torch.tensor(counts, device=device)[:, None]
     row = torch.arange(width, device=device)[None]
     real = row < count
+    # What is behind the block's first row is seen by every new row; only the block itself differs from row to row.
+    if visible is None:
+        mask = _hidden(columns > torch.tensor(starts, device=device)[:, None, None], dtype).expand(batch, width, end).contiguous()
+    else:
+        base = torch.tensor(bases, device=device)[:, None, None]
+        inside = visible.shape[2]
+        mask = torch.zeros(batch, width, end + inside, dtype=dtype, device=device)  # room for the block of the longest request
+        mask[:, :, :end].masked_fill_(columns >= base, float("-inf"))
+        place = (base + torch.arange(inside, device=device)).expand(batch, width, inside)
+        mask.scatter_(2, place, _hidden(~visible[:, :width], dtype))
+        mask = mask[:, :, :end]
     # A padded row must see something, or its softmax is NaN and poisons nothing but time spent looking for it.
-    seen = torch.where(real[:, :, None], seen, columns == 0)
-    mask = torch.zeros(batch, 1, 1, width, end, dtype=dtype, device=device).masked_fill_(~seen[:, None, None], float("-inf"))
+    mask[:, :, 0].masked_fill_(~real, 0.0)
+    mask = mask[:, None, None]
     first = count.cumsum(0) - count
     pad_index = torch.where(real, first + row, first)
     return Block(
@@ -109,6 +112,11 @@ def make_block(
         pad_index=pad_index,
         unpad_index=real.flatten().nonzero()[:, 0],
     )
+
+
+def _hidden(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """-inf where `hidden` (bool), else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

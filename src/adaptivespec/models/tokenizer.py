@@ -32,6 +32,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     except Exception as error:  # whatever transformers and tokenizers raise for damaged files
         reason = str(error).strip().splitlines()
         raise UserError(f"cannot load the tokenizer of {path}: {reason[0] if reason else type(error).__name__}") from None
+    tokenizer.model_max_length = int(1e30)  # the engine checks lengths; transformers would warn of them on its own
     return tokenizer
 
 
@@ -49,15 +50,25 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     return [int(i) for i in ids]
 
 
-def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Raise UserError, naming the first token that differs, unless both tokenizers give every id the same text.
+def tokens_by_id(path: Path) -> dict[int, str]:
+    """Every token's text as the vocabulary of a Hugging Face folder or .gguf file writes it; no tokenizer is built for the latter.
+
+    Raises UserError when there is no tokenizer.
+    """
+    if path.is_file():
+        return dict(enumerate(GGUFFile(path).require("tokenizer.ggml.tokens")))
+    return {i: token for token, i in load_tokenizer(path).get_vocab().items()}
+
+
+def check_same_tokenizer(target: Mapping[int, str], draft: Mapping[int, str], vocab_size: int) -> None:
+    """Raise UserError, naming the first token that differs, unless both vocabularies give every id the same text.
 
     Args:
-        target, draft: the tokenizers.
+        target, draft: from `tokens_by_id`.
         vocab_size: of the smaller model: ids from there on cannot pass between the models. The `[PAD<id>]` tokens that llama.cpp
             writes for padding do not count either.
     """
-    ours, theirs = _tokens_by_id(target, vocab_size), _tokens_by_id(draft, vocab_size)
+    ours, theirs = ({i: token for i, token in tokens.items() if i < vocab_size and token != f"[PAD{i}]"} for tokens in (target, draft))
     if ours == theirs:
         return
     first = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
@@ -66,7 +77,3 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedToken
         f"the draft model has another tokenizer: token {first} is {texts[0]} for the target and {texts[1]} for the draft model; "
         "use a draft model of the target's family, or ngram"
     )
-
-
-def _tokens_by_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> dict[int, str]:
-    return {i: token for token, i in tokenizer.get_vocab().items() if i < vocab_size and token != f"[PAD{i}]"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import stat
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +19,7 @@ SCHEMA = "adaptivespec-trace-1"
 
 
 class TraceWriter:
-    """Appends lines to a new file. A disk that fills up ends the trace with a warning, never the answers.
+    """Writes lines to a file, from `begin` on. A disk that fills up ends the trace with a warning, never the answers.
 
     Raises:
         UserError: the file cannot be written.
@@ -26,9 +28,14 @@ class TraceWriter:
     def __init__(self, path: str | Path) -> None:
         try:
             # line buffered: a reader sees whole steps, and an interrupted run keeps all of them
-            self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115  lives as long as the engine
-        except OSError as error:
-            raise UserError(f"cannot write the trace {path}: {error.strerror or error}") from None
+            self._file = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115  lives as long as the engine
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot write the trace {path!r}: {getattr(error, 'strerror', None) or error}") from None
+
+    def begin(self) -> None:
+        """Empty the file, which an engine that was refused leaves as it was, and write the first line."""
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):  # not a pipe, a terminal or another device
+            self._file.truncate(0)
         self._write({"type": "trace", "schema": SCHEMA})
 
     def request(self, request: int, index: int, prompt_tokens: int, params: SamplingParams, speculative: SpeculativeConfig) -> None:
