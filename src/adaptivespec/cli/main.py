@@ -11,7 +11,8 @@ import typer
 
 from ..config import SpeculativeConfig
 from ..errors import UserError
-from . import bench, chat, demo, generate, models
+from . import bench, chat, demo, generate, models, report
+from .eval import evaluate
 from .groups import flattened
 from .render import aside
 
@@ -25,6 +26,8 @@ app = typer.Typer(
 app.command("generate")(flattened(generate.generate))
 app.command("chat")(flattened(chat.chat))
 app.command("bench")(flattened(bench.bench))
+app.command("eval")(flattened(evaluate))
+app.command("report")(report.report)
 app.command("models")(models.models)
 app.command("demo")(demo.demo)
 

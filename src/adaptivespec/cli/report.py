@@ -1,0 +1,163 @@
+"""`adaptivespec report`: the numbers of an evaluation as tables, JSON and one HTML page with figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ..evaluation.folder import read_answers, read_run
+from .files import check_writable, write
+from .options import to_json
+from .render import CAPTION, aside
+
+if TYPE_CHECKING:
+    from ..evaluation.analysis import Analysis, Cell, Interval
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run (`adaptivespec eval --out`), finished or not.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML page; default: report.html in the folder, beside its figures.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON and write no files.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+) -> None:
+    """Show what an evaluation found, and write it as one HTML page that works offline, with its figures as PNG files.
+
+    Examples:
+
+        adaptivespec report runs/first
+
+        adaptivespec report runs/first --out first.html
+
+        adaptivespec report runs/first --json | jq '.cells[] | [.task, .arm, .accuracy.value]'
+    """
+    if json:
+        typer.echo(to_json(as_json(load(folder, seed)[1])))
+        return
+    from ..evaluation.report import DARK, figures, page, png, require_matplotlib
+
+    require_matplotlib()
+    run, analysis = load(folder, seed)
+    target = out if out is not None else folder / "report.html"
+    drawn = figures(analysis)
+    for path in (target, *(folder / f"{name}.png" for name in drawn)):
+        check_writable(path)
+    images = {name: (png(draw), png(draw, DARK)) for name, draw in drawn.items()}
+    for name, (light, _) in images.items():
+        (folder / f"{name}.png").write_bytes(light)
+    write(target, page(run, analysis, images))
+    Console().print(tables(analysis))
+    remarks(analysis)
+    aside(f"written: {target}{f' and {len(images)} figures in {folder}' if images else ''}")
+
+
+def load(folder: Path, seed: int) -> tuple[dict[str, Any], Analysis]:
+    """run.json and the numbers. Raises UserError for a folder without a run, and without SciPy."""
+    from ..evaluation.analysis import analyse
+    from ..evaluation.statistics import require_scipy
+
+    run = read_run(folder)
+    require_scipy()
+    return run, analyse(run, read_answers(folder), seed)
+
+
+def show(folder: Path, seed: int) -> None:
+    """Print the tables of a run."""
+    _, analysis = load(folder, seed)
+    Console().print(tables(analysis))
+    remarks(analysis)
+    aside(f"next: adaptivespec report {folder}")
+
+
+def as_json(analysis: Analysis) -> dict[str, Any]:
+    """Every number, under the names of `evaluation.analysis`."""
+    return dataclasses.asdict(analysis)
+
+
+def remarks(analysis: Analysis) -> None:
+    """What to know about these numbers, on standard error."""
+    from ..evaluation.report import FEW_QUESTIONS
+
+    if analysis.missing:
+        aside(f"not finished: {analysis.missing} answers are missing; arms are compared on the questions that both answered", "yellow")
+    if any(0 < cell.answers < FEW_QUESTIONS for cell in analysis.cells):
+        aside(f"fewer than {FEW_QUESTIONS} questions in some places: too few to tell arms apart", "yellow")
+
+
+def tables(analysis: Analysis) -> Group:
+    """Quality and speed, each task under its name; fits 80 columns."""
+    quality = _table("arm", "n", "right % (95 %)", "difference (95 %)", "p", "detects", "recovery")
+    speed = _table("arm", "tokens", "cut", "promoted", "accept", "-bonus", "taken", "tok/s", "x plain" if analysis.plain else "x ref")
+    for group in analysis.groups:
+        if len(analysis.groups) > 1:
+            for table in (quality, speed):
+                table.add_row(Text(group, style="bold"))
+        for cell in analysis.of(group):
+            quality.add_row(*_quality(cell, analysis.reference))
+            speed.add_row(*_speed(cell, analysis.plain is not None))
+    against = (
+        f"difference: percentage points to {analysis.reference}\n" if analysis.reference else "no arm is strict: nothing to compare with\n"
+    )
+    about_quality = (
+        f"{against}on the same questions; p: exact McNemar; detects: the smallest difference\n"
+        "found with 80 % power; recovery: accuracy in % of the reference's"
+    )
+    about_speed = (
+        f"tokens per answer; cut: ended by the token limit; promoted per 1,000\n"
+        f"tokens; accept: tokens per step, and without the bonus; taken: of the\n"
+        f"drafted tokens; tok/s at batch {analysis.batch}, arms one after the other (see bench)"
+    )
+    return Group(quality, Text(about_quality, style=CAPTION), Text(""), speed, Text(about_speed, style=CAPTION))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(names[0], overflow="fold", min_width=12)  # long labels fold; numbers are never cut
+    for name in names[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _quality(cell: Cell, reference: str | None) -> list[str]:
+    if not cell.answers:
+        return [cell.arm, "0"]
+    row = [cell.arm, str(cell.answers), _bounds(cell.accuracy, "{:.1f}", "{:.0f}", 100)]
+    if cell.versus is None:
+        return [*row, "reference" if cell.arm == reference else "-"]
+    versus = cell.versus
+    return [
+        *row,
+        _bounds(versus.difference, "{:+.1f}", "{:+.1f}", 100),
+        f"{versus.p:.3f}",
+        f"{100 * versus.detectable:.1f}" if versus.detectable is not None else "-",
+        f"{100 * versus.recovery.value:.1f}" if versus.recovery else "-",
+    ]
+
+
+def _speed(cell: Cell, plain: bool) -> list[str]:
+    if not cell.answers:
+        return [cell.arm]
+    times = cell.times_plain if plain else cell.times_reference
+    return [
+        cell.arm,
+        f"{cell.mean_tokens:.0f}",
+        f"{cell.truncated:.0%}",
+        f"{cell.promoted_per_1k:.1f}",
+        f"{cell.accept_length:.2f}",
+        f"{cell.drafted_only:.2f}",
+        f"{cell.acceptance_rate:.0%}" if any(cell.histogram) else "-",
+        f"{cell.tokens_per_second:.1f}",
+        f"{times.value:.2f}" if times else "-",
+    ]
+
+
+def _bounds(interval: Interval, value: str, bound: str, scale: float) -> str:
+    text = value.format(scale * interval.value)
+    if interval.low is None or interval.high is None:
+        return text
+    return f"{text} ({bound.format(scale * interval.low)},{bound.format(scale * interval.high)})"

@@ -1,0 +1,399 @@
+"""What answers say about arms: accuracy, paired differences, recovery, length, promotions, accept length, throughput at the run's batch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import POLICY_SETTINGS, RULE_SETTINGS
+from .statistics import detectable_difference, mcnemar, paired_bootstrap, wilson
+
+ALL = "all"
+"""The name under which tasks are pooled, question by question."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval; bounds are None where there are too few questions."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm and the reference on the questions that both answered.
+
+    Attributes:
+        questions: how many.
+        only_this, only_reference: questions that just one of them got right.
+        difference: of accuracies, this minus the reference.
+        p: exact McNemar, two-sided.
+        detectable: smallest difference found with 80 % power at this size and discordance; None with fewer than four questions.
+        recovery: accuracy / the reference's; None where the reference got nothing right.
+    """
+
+    questions: int
+    only_this: int
+    only_reference: int
+    difference: Interval
+    p: float
+    detectable: float | None
+    recovery: Interval | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm on one task (or on all of them).
+
+    Attributes:
+        answers, missing: questions answered, and not answered yet.
+        right, accuracy: how many, and the share with its Wilson interval.
+        versus: compared with the reference; None for the reference itself, and where they share no question.
+        mean_tokens: per answer. truncated: share of answers that max_tokens or the context cut off.
+        promoted_per_1k: promoted tokens per 1,000 emitted.
+        spent_per_1k: nats spent on promotions per 1,000 emitted tokens.
+        accept_length: tokens per verify step, bonus included, before stop conditions cut the last step; drafted_only: bonus excluded.
+        acceptance_rate: accepted / drafted tokens, bonus excluded.
+        tokens, seconds: emitted, and the arm's share of the engine's time (prompts included), at the run's batch.
+        tokens_per_second: one by the other.
+        times_reference, times_plain: that relative to the reference and to plain decoding, on shared questions.
+        histogram: steps that drafted, by the number of accepted tokens.
+    """
+
+    task: str
+    arm: str
+    answers: int
+    missing: int
+    right: int
+    accuracy: Interval
+    versus: Comparison | None
+    mean_tokens: float
+    truncated: float
+    promoted_per_1k: float
+    spent_per_1k: float
+    accept_length: float
+    drafted_only: float
+    acceptance_rate: float
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    times_reference: Interval | None
+    times_plain: Interval | None
+    histogram: list[int]
+
+
+@dataclass(frozen=True)
+class Square:
+    """The 2 x 2 ablation: static or adaptive tree, strict or margin rule, with settings that agree pairwise.
+
+    `speed` and `accept_length` are interactions, log(both) - log(tree) - log(margin) + log(static): above 0 the two parts bring more
+    together than the product of what each brings alone.
+    """
+
+    static: str
+    margin: str
+    tree: str
+    both: str
+    questions: int
+    speed: Interval
+    accept_length: Interval
+
+
+@dataclass(frozen=True)
+class PromotedToken:
+    """How often an arm emitted a token by promotion, in right and in wrong answers, and what it stood in for most often (where known)."""
+
+    arm: str
+    token: str
+    right: int
+    wrong: int
+    replaced: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All numbers of a run.
+
+    Attributes:
+        reference: the arm that accuracy is compared with: the first strict one that speculates, else plain decoding, else None.
+        plain: the arm of plain decoding, if any.
+        kappas: the margin threshold of each arm of one setting; 1 is strict.
+        tasks: those of the run; with several, cells of `all` come first.
+        batch: requests decoded together.
+        missing: questions times arms that are not answered yet.
+    """
+
+    reference: str | None
+    plain: str | None
+    kappas: dict[str, float]
+    tasks: list[str]
+    batch: int
+    missing: int
+    cells: list[Cell]
+    squares: list[Square]
+    promoted: list[PromotedToken]
+
+    def of(self, task: str) -> list[Cell]:
+        """A task's cells, in the order of arms."""
+        return [cell for cell in self.cells if cell.task == task]
+
+    @property
+    def groups(self) -> list[str]:
+        """Names that cells have: `all` with several tasks, then the tasks."""
+        return list(dict.fromkeys(cell.task for cell in self.cells))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Numbers of one arm on some questions: a column per question."""
+
+    right: np.ndarray
+    tokens: np.ndarray
+    seconds: np.ndarray
+    steps: np.ndarray
+    accepted: np.ndarray
+
+
+Rows = dict[tuple[str, str], dict[str, Any]]
+"""An arm's answers by task and id."""
+
+
+def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: int = 0) -> Analysis:
+    """Compare the arms of a run, also of one that is not finished.
+
+    Args:
+        run: what run.json says.
+        answers: from `folder.read_answers`; those of arms, tasks and questions that run.json does not name are left out.
+        seed: of the bootstrap.
+    """
+    settings = run["settings"]
+    arms, tasks = settings["arms"], settings["tasks"]
+    by_arm: dict[str, Rows] = {label: {} for label in arms}
+    for row in answers:
+        if row["arm"] in arms and row["task"] in tasks and row["id"] in tasks[row["task"]]["questions"]:
+            by_arm[row["arm"]][row["task"], row["id"]] = dict(row)
+    reference, plain = _reference(arms), _plain(arms)
+    groups = {name: [name] for name in tasks}
+    if len(tasks) > 1:
+        groups = {ALL: list(tasks), **groups}
+    cells = [_cell(name, label, members, by_arm, tasks, reference, plain, seed) for name, members in groups.items() for label in arms]
+    expected = len(arms) * sum(len(task["questions"]) for task in tasks.values())
+    return Analysis(
+        reference=reference,
+        plain=plain,
+        kappas={label: arm["kinds"][0]["kappa"] for label, arm in arms.items() if len(arm["kinds"]) == 1},
+        tasks=list(tasks),
+        batch=settings["batch"],
+        missing=expected - sum(len(rows) for rows in by_arm.values()),
+        cells=cells,
+        squares=[square for four in _squares(arms) if (square := _square(four, by_arm, seed)) is not None],
+        promoted=[entry for label, rows in by_arm.items() for entry in _promoted(label, rows)],
+    )
+
+
+def _reference(arms: Mapping[str, Any]) -> str | None:
+    """The first arm whose every setting speculates strictly, else plain decoding."""
+    for label, arm in arms.items():
+        if all(kind["policy"] != "off" and kind["rule"] == "strict" for kind in arm["kinds"]):
+            return label
+    return _plain(arms)
+
+
+def _plain(arms: Mapping[str, Any]) -> str | None:
+    return next((label for label, arm in arms.items() if all(kind["policy"] == "off" for kind in arm["kinds"])), None)
+
+
+def _table(rows: Rows, keys: Sequence[tuple[str, str]]) -> _Table:
+    chosen = [rows[each] for each in keys]
+
+    def column(values: list[float]) -> np.ndarray:
+        return np.array(values, dtype=float)
+
+    return _Table(
+        right=column([row["correct"] for row in chosen]),
+        tokens=column([row["tokens"] for row in chosen]),
+        seconds=column([row["seconds"] for row in chosen]),
+        steps=column([row["steps"] for row in chosen]),
+        accepted=column([_metrics(row)["num_accepted_draft_tokens"] for row in chosen]),
+    )
+
+
+def _metrics(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    metrics: Mapping[str, Any] = row["metrics"]["speculative_decoding"]
+    return metrics
+
+
+def _strata(keys: Sequence[tuple[str, str]]) -> list[int]:
+    names = list(dict.fromkeys(task for task, _ in keys))
+    return [names.index(task) for task, _ in keys]
+
+
+def _cell(
+    name: str,
+    label: str,
+    members: Sequence[str],
+    by_arm: Mapping[str, Rows],
+    tasks: Mapping[str, Any],
+    reference: str | None,
+    plain: str | None,
+    seed: int,
+) -> Cell:
+    keys = [each for each in by_arm[label] if each[0] in members]
+    rows = [by_arm[label][each] for each in keys]
+    table = _table(by_arm[label], keys)
+    right, tokens, seconds = int(table.right.sum()), int(table.tokens.sum()), float(table.seconds.sum())
+    accepted, steps = table.accepted.sum(), table.steps.sum()
+    drafted = sum(_metrics(row)["num_draft_tokens"] for row in rows)
+    promoted, spent = sum(len(row["promoted"]) for row in rows), sum(row["spent"] for row in rows)
+
+    def shared(other: str | None) -> list[tuple[str, str]]:
+        return [] if other in (None, label) else [each for each in keys if each in by_arm[str(other)]]
+
+    def times(other: str | None) -> Interval | None:
+        both = shared(other)
+        return _speed_ratio(_table(by_arm[label], both), _table(by_arm[str(other)], both), _strata(both), seed) if both else None
+
+    both = shared(reference)
+    return Cell(
+        task=name,
+        arm=label,
+        answers=len(rows),
+        missing=sum(len(tasks[member]["questions"]) for member in members) - len(rows),
+        right=right,
+        accuracy=Interval(right / len(rows) if rows else 0.0, *wilson(right, len(rows))),
+        versus=_compare(_table(by_arm[label], both), _table(by_arm[str(reference)], both), _strata(both), seed) if both else None,
+        mean_tokens=tokens / len(rows) if rows else 0.0,
+        truncated=sum(row["finish_reason"] == "length" for row in rows) / len(rows) if rows else 0.0,
+        promoted_per_1k=1000 * promoted / tokens if tokens else 0.0,
+        spent_per_1k=1000 * spent / tokens if tokens else 0.0,
+        accept_length=float((accepted + steps) / steps) if steps else 0.0,
+        drafted_only=float(accepted / steps) if steps else 0.0,
+        acceptance_rate=float(accepted / drafted) if drafted else 0.0,
+        tokens=tokens,
+        seconds=seconds,
+        tokens_per_second=tokens / seconds if seconds else 0.0,
+        times_reference=times(reference),
+        times_plain=times(plain),
+        histogram=_histogram(rows),
+    )
+
+
+def _histogram(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    total: Counter[int] = Counter()
+    for row in rows:
+        total.update(dict(enumerate(_metrics(row)["acceptance_histogram"])))
+    return [total[i] for i in range(max(total, default=-1) + 1)]
+
+
+def _compare(this: _Table, other: _Table, strata: Sequence[int], seed: int) -> Comparison:
+    count = len(this.right)
+    only_this, only_other = int((this.right > other.right).sum()), int((this.right < other.right).sum())
+    columns = np.array([this.right, other.right])
+    difference = paired_bootstrap(columns, strata, lambda totals: (totals[0] - totals[1]) / count, seed) or (None, None)
+    recovery = None
+    if other.right.sum():
+        bounds = paired_bootstrap(columns, strata, lambda totals: totals[0] / totals[1], seed) or (None, None)
+        recovery = Interval(float(this.right.sum() / other.right.sum()), *bounds)
+    return Comparison(
+        questions=count,
+        only_this=only_this,
+        only_reference=only_other,
+        difference=Interval((only_this - only_other) / count, *difference),
+        p=mcnemar(only_this, only_other),
+        detectable=detectable_difference(count, only_this + only_other),
+        recovery=recovery,
+    )
+
+
+def _speed_ratio(this: _Table, other: _Table, strata: Sequence[int], seed: int) -> Interval | None:
+    columns = np.array([this.tokens, this.seconds, other.tokens, other.seconds])
+    sums = columns.sum(-1)
+    if not sums.all():
+        return None
+
+    def ratio(totals: np.ndarray) -> np.ndarray:
+        return np.asarray((totals[0] / totals[1]) / (totals[2] / totals[3]))
+
+    return Interval(float(ratio(sums)), *(paired_bootstrap(columns, strata, ratio, seed) or (None, None)))
+
+
+def _squares(arms: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Labels of static, margin, tree and both, wherever four arms of one setting differ in policy and rule alone."""
+    single = {label: (arm["kinds"][0], arm["settings"][0]) for label, arm in arms.items() if len(arm["kinds"]) == 1}
+
+    def find(policy: str, strict: bool, like_policy: str, like_rule: str | None) -> str | None:
+        for label, (kind, settings) in single.items():
+            if kind["policy"] != policy or kind["rule"] != ("strict" if strict else "margin"):
+                continue
+            if any(settings.get(name) != single[like_policy][1].get(name) for name in POLICY_SETTINGS):
+                continue
+            if like_rule is None or all(settings.get(name) == single[like_rule][1].get(name) for name in RULE_SETTINGS):
+                return label
+        return None
+
+    squares = []
+    for both, (kind, _) in single.items():
+        if kind["policy"] != "adaptive" or kind["rule"] != "margin":
+            continue
+        tree = find("adaptive", True, both, None)
+        for margin, (other, _) in single.items():
+            if other["policy"] == "static" and other["rule"] == "margin" and find("static", False, margin, both) == margin:
+                static = find("static", True, margin, None)
+                if tree is not None and static is not None:
+                    squares.append((static, margin, tree, both))
+    return squares
+
+
+def _square(labels: tuple[str, str, str, str], by_arm: Mapping[str, Rows], seed: int) -> Square | None:
+    static, margin, tree, both = labels
+    keys = [each for each in by_arm[static] if all(each in by_arm[label] for label in labels)]
+    if not keys:
+        return None
+    tables = [_table(by_arm[label], keys) for label in labels]
+
+    def interaction(above: Sequence[np.ndarray], below: Sequence[np.ndarray]) -> Interval | None:
+        columns = np.array([*above, *below])
+        if not columns.sum(-1).all():
+            return None
+
+        def value(totals: np.ndarray) -> np.ndarray:
+            logs = np.log(totals[:4]) - np.log(totals[4:])
+            return np.asarray(logs[3] - logs[2] - logs[1] + logs[0])
+
+        return Interval(float(value(columns.sum(-1))), *(paired_bootstrap(columns, _strata(keys), value, seed) or (None, None)))
+
+    speed = interaction([t.tokens for t in tables], [t.seconds for t in tables])
+    accept = interaction([t.accepted + t.steps for t in tables], [t.steps for t in tables])
+    if speed is None or accept is None:
+        return None
+    return Square(static, margin, tree, both, len(keys), speed, accept)
+
+
+def _promoted(label: str, rows: Rows) -> list[PromotedToken]:
+    """An arm's promoted tokens, the most frequent first."""
+    verdicts: dict[str, Counter[bool]] = defaultdict(Counter)
+    replaced: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows.values():
+        for entry in row["promoted"]:
+            verdicts[entry["token"]][row["correct"]] += 1
+            if entry.get("replaced") is not None:
+                replaced[entry["token"]][entry["replaced"]] += 1
+    ordered = sorted(verdicts.items(), key=lambda item: (-item[1].total(), item[0]))
+    return [PromotedToken(label, token, count[True], count[False], replaced[token].most_common(3)) for token, count in ordered]
+
+
+def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Labels of the points (speed, accuracy) that no other one beats in both, from slow to fast."""
+    best, front = -math.inf, []
+    for label, (_, accuracy) in sorted(points.items(), key=lambda item: (-item[1][0], -item[1][1])):
+        if accuracy > best:
+            best = accuracy
+            front.append(label)
+    return front[::-1]
