@@ -16,40 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 
 from adaptivespec import LLM, SamplingParams
+from adaptivespec.engine.transformers_model import as_transformers
 from adaptivespec.evaluation.prompts import load_prompts
 from adaptivespec.models.kv_cache import make_block
-from adaptivespec.models.loading import LoadedModel, open_checkpoint
-
-
-def as_transformers(model: LoadedModel) -> Any:
-    """The same weights in transformers' own model."""
-    c = model.config
-    config_class, model_class = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    }[c.architecture]
-    if c.rope_scaling is not None or c.rope_factors is not None:
-        raise SystemExit("this benchmark compares models without rotary scaling")
-    config = config_class(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size, num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads, head_dim=c.head_dim, rms_norm_eps=c.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta}, max_position_embeddings=c.max_position_embeddings,
-        tie_word_embeddings=c.tie_word_embeddings, eos_token_id=list(c.eos_token_ids), bos_token_id=c.bos_token_id,
-    )  # fmt: skip
-    dtype = model.decoder.dtype
-    with torch.device("meta"):
-        theirs = model_class(config).to(dtype)
-    _, weights = open_checkpoint(model.source.path)
-    state = {name: weights.load(name, dtype) for name in weights.names()}
-    theirs.load_state_dict(state, strict=False, assign=True)
-    theirs.tie_weights()
-    rotary = theirs.model.rotary_emb
-    theirs.model.rotary_emb = type(rotary)(config=config)
-    return theirs.eval()
 
 
 def median_ms(run: Callable[[], Any], count: int) -> float:
@@ -96,7 +67,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="cached rows before the measured step")
     args = parser.parse_args()
     llm = LLM(args.model, drafter="none", dtype=args.dtype, max_running_requests=1)
-    theirs = as_transformers(llm.model)
+    theirs = as_transformers(llm.model.decoder)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
     ours_tokens = ours_seconds = theirs_tokens = theirs_seconds = 0.0
     agree = 0

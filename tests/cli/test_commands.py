@@ -15,7 +15,7 @@ from adaptivespec.evaluation.prompts import load_prompts
 from adaptivespec.method.records import StepRecord
 from adaptivespec.method.tree import TreeShape
 from tiny_heads import make_tiny_head
-from tiny_models import make_tiny_model
+from tiny_models import DRAFT_NOISE, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,21 @@ def test_bench_of_one_batch_size(files: list[str], tmp_path: Path, capsys: pytes
     assert (report["batch"], report["answers_per_arm"], report["complete"]) == (2, 12, True)
     assert len(report["arms"]["ar"]["call_seconds"]) == 3
     assert "verify" in capsys.readouterr().out
+
+
+def test_bench_beside_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, draft = make_tiny_model("llama", tmp_path / "model"), make_tiny_model("llama", tmp_path / "draft", noise=DRAFT_NOISE)
+    out, peers = tmp_path / "out.json", ["hf", "hf-assisted", "hf-lookup"]
+    arguments = ["-m", str(model), "--drafter", str(draft), "--dtype", "fp32", "--limit", "2", "--max-tokens", "8", "--json", str(out)]
+    assert run(["bench", *arguments, "--arms", "; ".join(["ar", "static:2,1,3", *peers])]) == 0
+    rows = json.loads(out.read_text())["arms"]
+    assert [row["peer"] and row["peer"]["name"] for row in rows.values()] == [None, None, *peers]
+    assert all(row["answer_tokens"] == rows["ar"]["answer_tokens"] for row in rows.values())
+    [hf] = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("hf ")]
+    assert hf[-6:] == ["1.00", "-", "-", "-", "-", "-"]
+    assert run(["bench", *arguments, "--arms", "hf"]) == 0
+    row = json.loads(out.read_text())["arms"]["hf"]
+    assert (row["speedup_vs_ar"], row["settings"], row["drafted"]) == (None, [], None)
 
 
 def test_ctrl_c_keeps_the_batch_sizes_before(

@@ -9,6 +9,7 @@ import torch
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.engine.request import RequestOutput
+from adaptivespec.engine.transformers_model import as_transformers
 from adaptivespec.models.kv_cache import make_block
 from adaptivespec.telemetry.stats import summarise
 
@@ -63,31 +64,7 @@ def test_strict_equals_plain(llm: LLM, params: SamplingParams, capsys: pytest.Ca
 
 
 def test_plain_equals_transformers_greedy(llm: LLM) -> None:
-    import transformers
-
-    from adaptivespec.models.loading import open_checkpoint
-
-    config, weights = open_checkpoint(llm.model.source.path)
-    with torch.device("meta"):
-        theirs = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.hidden_size,
-                intermediate_size=config.intermediate_size,
-                num_hidden_layers=config.num_layers,
-                num_attention_heads=config.num_heads,
-                num_key_value_heads=config.num_kv_heads,
-                rms_norm_eps=config.rms_norm_eps,
-                rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-                max_position_embeddings=config.max_position_embeddings,
-                tie_word_embeddings=True,
-                eos_token_id=list(config.eos_token_ids),
-            )
-        )
-    theirs.load_state_dict({name: weights.load(name, torch.float32) for name in weights.names()}, strict=False, assign=True)
-    theirs.tie_weights()
-    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config=theirs.config)
-    theirs.eval()
+    theirs = as_transformers(llm.model.decoder)
     for question in QUESTIONS:
         prompt = llm.encode([{"role": "user", "content": question}])
         ours = llm.generate([prompt], SamplingParams(max_tokens=24), speculative=SpeculativeConfig(policy="off", margin=None))[0]

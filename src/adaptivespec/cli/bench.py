@@ -37,7 +37,7 @@ def bench(
         str,
         typer.Option(
             help="Arms separated by `;`: ar, static:STEPS,TOPK,NODES, margin, tree, adaptivespec, or name:key=value,...; "
-            "A+B mixes settings in one batch."
+            "A+B mixes settings in one batch. hf, hf-assisted and hf-lookup are transformers on the same weights."
         ),
     ] = DEFAULT_ARMS,
     prompts: Annotated[
@@ -62,11 +62,13 @@ def bench(
 
         adaptivespec bench --batch 8 --arms 'ar; ar+static:5,4,8+adaptivespec:margin=0.5'     # settings mixed in one batch
 
+        adaptivespec bench --arms 'ar; adaptivespec; hf; hf-lookup'     # beside transformers, on the same weights
+
         adaptivespec bench --drafter ngram --temperature 0.8 --top-p 0.9
 
         adaptivespec bench -m qwen3-8b --prompts questions.jsonl --max-tokens 512    # on a GPU machine
     """
-    chosen, sizes = parse_arms(arms), parse_sizes(batch)
+    chosen, sizes = parse_arms(arms, peers=True), parse_sizes(batch)
     params = sampling.params(seed=seed, max_tokens=max_tokens)
     from ..evaluation.prompts import load_prompts
 
@@ -78,9 +80,15 @@ def bench(
             check_writable(path)
     if json is not None and json.resolve() in [path.resolve() for path in traces.values() if path]:
         raise UserError(f"--json and --trace are the same file, {json}")
+    peers = [arm.peer for arm in chosen if arm.peer is not None]
+    if peers:
+        require_peers(peers, engine, max(sizes), params)
     import transformers
 
     transformers.PreTrainedTokenizerFast  # noqa: B018  the imports that tokenizers need belong to the baseline
+    if peers:
+        transformers.LlamaForCausalLM  # noqa: B018  and so do those of a peer
+        transformers.logging.set_verbosity_error()  # its assisted generation warns of how it calls itself
     from ..engine import llm as _  # noqa: F401
 
     after_imports = rss_bytes()
@@ -95,7 +103,7 @@ def bench(
         for size in sizes:
             llm = engine.build(
                 # one that drafts, so that a missing drafter is noticed before weights are read
-                max(settings, key=lambda one: one.policy != "off"),
+                max(settings, key=lambda one: one.policy != "off", default=None),
                 shapes_for=settings,
                 max_running_requests=size,
                 loaded=loaded,
@@ -189,6 +197,19 @@ def check_enough(arms: Sequence[Arm], sizes: Sequence[int], num_prompts: int) ->
     for arm in arms:
         if len(arm.speculative) > num_prompts:
             raise UserError(f"arm {arm.label!r} mixes {len(arm.speculative)} settings, and there are {num_prompts} prompts")
+
+
+def require_peers(peers: Sequence[str], engine: o.EngineFlags, batch: int, params: SamplingParams) -> None:
+    """Refuse what other engines cannot do, before weights are read. Raises UserError."""
+    from ..drafters.loading import find_drafter
+    from ..evaluation.peers import check_peers, no_draft_model
+    from ..models.catalogue import resolve_model
+
+    check_peers(peers, batch, params)
+    if "hf-assisted" in peers:
+        found = find_drafter(engine.drafter, resolve_model(engine.model), engine.speculative_algorithm)
+        if found is None or found.kind != "draft_model":
+            raise no_draft_model()
 
 
 def trace_files(path: Path | None, sizes: Sequence[int]) -> dict[int, Path | None]:

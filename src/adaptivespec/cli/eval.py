@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import errno
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..errors import UserError
-from ..evaluation.arms import DEFAULT_ARMS, Arm, parse_arms
-from ..evaluation.folder import RUN, SCHEMA, AnswerLog, merged
+from ..evaluation.arms import DEFAULT_ARMS, parse_arms
 from . import options as o
 from .bench import as_prompts
+from .eval_run import carry_out
+from .eval_server import TIMEOUT, evaluate_server
 from .eval_setup import (
     DEFAULT_TASKS,
+    Wanted,
     check_mixes,
     check_tools,
-    delete_run,
+    described,
     load_questions,
     parse_data,
     parse_names,
@@ -33,8 +29,7 @@ from .eval_setup import (
     session,
     task_params,
 )
-from .files import check_writable, write
-from .render import aside
+from .files import check_writable
 
 if TYPE_CHECKING:
     from ..config import SamplingParams
@@ -66,6 +61,13 @@ def evaluate(
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run that the folder holds, after asking, and begin anew.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask before --fresh deletes answers.")] = False,
+    remote: Annotated[
+        str | None,
+        typer.Option("--engine", help="openai=URL: ask a running OpenAI-compatible server (SGLang, vLLM, ...) instead of this engine."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=1, help=f"With --engine: seconds for one answer, retries included; default {TIMEOUT:g}.")
+    ] = None,
 ) -> None:
     """Measure what a lossy rule does to accuracy: every arm answers the same questions, and each answer is checked.
 
@@ -79,16 +81,26 @@ def evaluate(
 
         adaptivespec eval --out runs/long --tasks math500 --max-tokens 2048 --batch 32 -m qwen3-8b    # on a GPU machine
 
+        adaptivespec eval --out runs/served --engine openai=http://localhost:30000/v1 --arms server:strict-eagle3
+
         adaptivespec report runs/first
     """
-    chosen = parse_arms(arms)
     names = parse_names(tasks)
     params = task_params(sampling, names, max_tokens, seed, replaced)
-    files = parse_data(data or [], names)
-    questions = load_questions(names, files, limit)
+    wanted = Wanted(names, params, parse_data(data or [], names), limit, batch, replaced, seed, out, fresh, yes)
+    if remote is not None:
+        evaluate_server(remote, engine, arms, wanted, TIMEOUT if timeout is None else timeout)
+        return
+    if timeout is not None:
+        raise UserError("--timeout has no effect without --engine")
+    if any(part.strip().startswith("server:") for part in arms.split(";")):
+        raise UserError("an arm server:LABEL needs --engine openai=URL")
+    chosen = parse_arms(arms)
+    questions = load_questions(names, wanted.files, limit)
     check_tools(names)
-    check_mixes(chosen, questions)
-    settings = run_settings(engine, chosen, questions, params, batch, replaced, files)
+    check_mixes(described(chosen), questions)
+    flags = {name: value for name, value in vars(engine).items() if name != "trace"}
+    settings = run_settings(flags, described(chosen), questions, wanted)
     earlier = prepare(out, settings, fresh, yes)
     if engine.trace is not None:
         check_writable(engine.trace)
@@ -96,24 +108,23 @@ def evaluate(
     # one that drafts first, so that a missing drafter is noticed before weights are read
     llm = engine.build(max(needed, key=lambda one: one.policy != "off"), shapes_for=needed, max_running_requests=batch)
     asked = encode(llm, questions, params)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            delete_run(out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from None
-    prompts, sessions = prompt_texts(llm, questions), [session(llm, names, seed)]
-    if earlier is not None:
-        settings = merged(earlier["settings"], settings)
-        prompts["examples"] = {**earlier["prompts"]["examples"], **prompts["examples"]}
-        sessions = [*earlier["sessions"], *sessions]
-    run = {"schema": SCHEMA, "settings": settings, "prompts": prompts, "sessions": sessions}
-    complete = answer(llm, chosen, asked, out, run)
-    from .report import show
+    from ..evaluation.runs import LocalAnswerer
 
-    show(out, seed)
-    if not complete:
-        raise typer.Exit(130)
+    def decode(token: int) -> str:
+        return llm.tokenizer.decode([token])  # type: ignore[no-any-return]
+
+    decoder = llm.model.decoder
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    carry_out(
+        wanted,
+        LocalAnswerer(llm, chosen, decode),
+        [arm.label for arm in chosen],
+        asked,
+        settings,
+        earlier,
+        prompt_texts(llm.tokenizer.chat_template, questions),
+        session(decoder.device, str(llm.model.source.path), dtype, llm.context_length, names, seed),
+    )
 
 
 def encode(llm: LLM, questions: Mapping[str, Sequence[Question]], params: Mapping[str, SamplingParams]) -> dict[str, Asked]:
@@ -130,54 +141,3 @@ def encode(llm: LLM, questions: Mapping[str, Sequence[Question]], params: Mappin
                 raise UserError(f"{question.id}: {error}") from None
         asked[name] = Asked(own, prompts, params[name])
     return asked
-
-
-@dataclass
-class Bars:
-    """A progress bar per arm, with the accuracy so far."""
-
-    progress: Progress
-    bars: dict[str, TaskID]
-    right: Counter[str]
-    done: Counter[str]
-
-    def update(self, arm: str, correct: bool, advance: int = 1) -> None:
-        """Count one answer."""
-        self.right[arm] += correct
-        self.done[arm] += 1
-        share = f"{self.right[arm] / self.done[arm]:.1%} right"
-        self.progress.update(self.bars[arm], advance=advance, description=f"{arm}  {share}")
-
-
-def answer(llm: LLM, arms: Sequence[Arm], asked: Mapping[str, Asked], out: Path, run: dict[str, Any]) -> bool:
-    """Answer what is missing; whether all is answered in the end, False after Ctrl-C."""
-    from ..evaluation.runs import run_eval
-
-    def decode(token: int) -> str:
-        return llm.tokenizer.decode([token])  # type: ignore[no-any-return]
-
-    total = sum(len(task.questions) for task in asked.values())
-    wanted = {(task, question.id) for task, own in asked.items() for question in own.questions}
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-
-    def told(call: dict[str, Any]) -> None:
-        if not console.is_terminal:
-            aside(f"{call['task']} {call['arm']}: {call['answers']} answers, {call['tokens'] / call['seconds']:.1f} tok/s")
-
-    with AnswerLog(out) as log, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        write(out / RUN, json.dumps(run, indent=2, ensure_ascii=False))
-        bars = Bars(progress, {arm.label: progress.add_task(arm.label, total=total) for arm in arms}, Counter(), Counter())
-        for row in log.answers:
-            if row["arm"] in bars.bars and (row["task"], row["id"]) in wanted:
-                bars.update(row["arm"], row["correct"])
-        try:
-            run_eval(llm, arms, asked, log, decode, bars.update, told)
-        except KeyboardInterrupt:
-            aside(f"interrupted: {bars.done.total()} of {total * len(arms)} answers are in {out}; the same command goes on", "red")
-            return False
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise OSError(error.errno, f"{error.strerror}; the same command goes on once there is room", str(out)) from None
-    return True

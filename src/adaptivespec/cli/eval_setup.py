@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,29 @@ from ..evaluation.arms import Arm
 from ..evaluation.folder import ANSWERS, OWN_FILES, RUN, check_unused, contradiction, read_answers, read_run
 from ..evaluation.sandbox import protections
 from ..evaluation.tasks import TASKS, Question, load_task
-from . import options as o
 from .machine import machine, versions
 from .render import aside
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from . import options as o
 
 DEFAULT_TASKS = "gsm8k,math500,humaneval"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the flags of `eval` ask for, whoever answers: tasks, what is asked how, and where answers go."""
+
+    names: list[str]
+    params: dict[str, SamplingParams]
+    files: dict[str, Path]
+    limit: int | None
+    batch: int
+    replaced: bool
+    seed: int
+    out: Path
+    fresh: bool
+    yes: bool
 
 
 def parse_names(text: str) -> list[str]:
@@ -105,44 +121,47 @@ def check_tools(names: Sequence[str]) -> None:
         aside("warning: this system gives the sandbox no namespaces; generated code is held back by limits and a guard only", "yellow")
 
 
-def check_mixes(arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]]) -> None:
-    """Refuse a mixed arm of which some part would never be asked. Raises UserError."""
-    for arm in arms:
+def check_mixes(arms: Mapping[str, Mapping[str, Any]], questions: Mapping[str, Sequence[Question]]) -> None:
+    """Refuse a mixed arm (see `described`) of which some part would never be asked. Raises UserError."""
+    for label, arm in arms.items():
         for name, own in questions.items():
-            if len(arm.speculative) > len(own):
-                raise UserError(f"arm {arm.label!r} mixes {len(arm.speculative)} settings, and {name} has {len(own)} questions")
+            if len(arm["kinds"]) > len(own):
+                raise UserError(f"arm {label!r} mixes {len(arm['kinds'])} settings, and {name} has {len(own)} questions")
+
+
+def described(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+    """What run.json says of arms, by label."""
+    from ..evaluation.runs import arm_kind
+
+    return {
+        arm.label: {
+            "kinds": [arm_kind(one) for one in arm.speculative],
+            "settings": [one.model_dump(mode="json") for one in arm.speculative],
+        }
+        for arm in arms
+    }
 
 
 def run_settings(
-    engine: o.EngineFlags,
-    arms: Sequence[Arm],
+    engine: Mapping[str, Any],
+    arms: Mapping[str, Mapping[str, Any]],
     questions: Mapping[str, Sequence[Question]],
-    params: Mapping[str, SamplingParams],
-    batch: int,
-    replaced: bool,
-    files: Mapping[str, Path],
+    wanted: Wanted,
 ) -> dict[str, Any]:
     """What a run is made with: everything that a rerun must agree with, as JSON values."""
-    from ..evaluation.runs import arm_kind, digest
+    from ..evaluation.runs import digest
 
-    first = next(iter(params.values()))
-    flags = {name: value for name, value in vars(engine).items() if name != "trace"}
+    first = wanted.params[wanted.names[0]]
     return {
-        **flags,
-        "batch": batch,
-        "replaced": replaced,
+        **engine,
+        "batch": wanted.batch,
+        "replaced": wanted.replaced,
         "sampling": {name: value for name, value in first.model_dump(mode="json").items() if name not in ("max_tokens", "logprobs", "n")},
-        "arms": {
-            arm.label: {
-                "kinds": [arm_kind(one) for one in arm.speculative],
-                "settings": [one.model_dump(mode="json") for one in arm.speculative],
-            }
-            for arm in arms
-        },
+        "arms": dict(arms),
         "tasks": {
             name: {
-                "max_tokens": params[name].max_tokens,
-                "data": str(files[name]) if name in files else None,
+                "max_tokens": wanted.params[name].max_tokens,
+                "data": str(wanted.files[name]) if name in wanted.files else None,
                 "questions": {question.id: digest(question) for question in own},
             }
             for name, own in questions.items()
@@ -197,22 +216,22 @@ def check_folder(out: Path) -> None:
         raise UserError(f"cannot write {out}: {error.strerror}") from None
 
 
-def prompt_texts(llm: LLM, questions: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
-    """The model's chat template, and the first question of each task as it is put."""
-    return {"chat_template": llm.tokenizer.chat_template, "examples": {name: own[0].messages for name, own in questions.items()}}
+def prompt_texts(chat_template: str | None, questions: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
+    """The model's chat template (None where a server keeps it), and the first question of each task as it is put."""
+    return {"chat_template": chat_template, "examples": {name: own[0].messages for name, own in questions.items()}}
 
 
-def session(llm: LLM, names: Sequence[str], seed: int) -> dict[str, Any]:
-    """What this start of the run works with, and when."""
+def session(device: object, model: str, dtype: str | None, context_length: int | None, names: Sequence[str], seed: int) -> dict[str, Any]:
+    """What this start of the run works with, and when; None for what a server does not say."""
     return {
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["adaptivespec", *sys.argv[1:]]),
         "git_revision": git_revision(),
         "versions": versions(),
-        "machine": machine(llm.model.decoder.device),
-        "model": str(llm.model.source.path),
-        "dtype": str(llm.model.decoder.dtype).removeprefix("torch."),
-        "context_length": llm.context_length,
+        "machine": machine(device),
+        "model": model,
+        "dtype": dtype,
+        "context_length": context_length,
         "seed": seed,
         "sandbox": list(protections()) if "humaneval" in names else None,
     }

@@ -47,7 +47,8 @@ def comparison_table(rows: dict[str, dict[str, Any]]) -> Group:
     for name in ("tok/s", "x plain", "accept", "taken", "promoted", "draft", "verify", "rest"):
         table.add_column(name, justify="right", no_wrap=True)
     for label, row in rows.items():
-        speedup, steps = row["speedup_vs_ar"], row["batch_steps"] or 1
+        speedup, steps, promoted = row["speedup_vs_ar"], row["batch_steps"] or 1, row["promoted_per_1k"]
+        times = [row[f"seconds_{part}"] for part in ("draft", "verify", "rest")]
         ratio = f"{speedup['ratio']:.2f}" if speedup else "-"
         if speedup and speedup["low"] is not None:
             ratio += f" ({speedup['low']:.2f}-{speedup['high']:.2f})"
@@ -57,8 +58,8 @@ def comparison_table(rows: dict[str, dict[str, Any]]) -> Group:
             ratio,
             f"{row['accept_length']:.2f}",
             f"{row['acceptance_rate']:.0%}" if row["drafted"] else "-",
-            f"{row['promoted_per_1k']:.1f}",
-            *(f"{1000 * row[f'seconds_{part}'] / steps:.1f}" for part in ("draft", "verify", "rest")),
+            "-" if promoted is None else f"{promoted:.1f}",  # another engine does not tell
+            *("-" if seconds is None else f"{1000 * seconds / steps:.1f}" for seconds in times),
         )
     return Group(table, Text(caption, style=CAPTION))  # not the table's own caption, which folds to a narrow table's width
 

@@ -107,10 +107,13 @@ def tables(analysis: Analysis) -> Group:
         f"{against}on the same questions; p: exact McNemar; detects: the smallest difference\n"
         "found with 80 % power; recovery: accuracy in % of the reference's"
     )
+    load = f"batch {analysis.batch}, arms one after the other (see bench)"
+    if analysis.engine == "openai":
+        load = f"{analysis.batch} requests in flight: all tokens / wall time"
     about_speed = (
-        f"tokens per answer; cut: ended by the token limit; promoted per 1,000\n"
-        f"tokens; accept: tokens per step, and without the bonus; taken: of the\n"
-        f"drafted tokens; tok/s at batch {analysis.batch}, arms one after the other (see bench)"
+        "tokens per answer; cut: ended by the token limit; promoted per 1,000\n"
+        "tokens; accept: tokens per step, and without the bonus; taken: of the\n"
+        f"drafted tokens; tok/s at {load}"
     )
     return Group(quality, Text(about_quality, style=CAPTION), Text(""), speed, Text(about_speed, style=CAPTION))
 
@@ -147,10 +150,11 @@ def _speed(cell: Cell, plain: bool) -> list[str]:
         cell.arm,
         f"{cell.mean_tokens:.0f}",
         f"{cell.truncated:.0%}",
-        f"{cell.promoted_per_1k:.1f}",
-        f"{cell.accept_length:.2f}",
-        f"{cell.drafted_only:.2f}",
-        f"{cell.acceptance_rate:.0%}" if any(cell.histogram) else "-",
+        *(
+            "-" if value is None else form.format(value)  # a server may not say
+            for value, form in ((cell.promoted_per_1k, "{:.1f}"), (cell.accept_length, "{:.2f}"), (cell.drafted_only, "{:.2f}"))
+        ),
+        f"{cell.acceptance_rate:.0%}" if cell.acceptance_rate is not None and (any(cell.histogram) or cell.acceptance_rate) else "-",
         f"{cell.tokens_per_second:.1f}",
         f"{times.value:.2f}" if times else "-",
     ]

@@ -60,8 +60,10 @@ class Cell:
         promoted_per_1k: promoted tokens per 1,000 emitted.
         spent_per_1k: nats spent on promotions per 1,000 emitted tokens.
         accept_length: tokens per verify step, bonus included, before stop conditions cut the last step; drafted_only: bonus excluded.
-        acceptance_rate: accepted / drafted tokens, bonus excluded.
-        tokens, seconds: emitted, and the arm's share of the engine's time (prompts included), at the run's batch.
+        acceptance_rate: accepted / drafted tokens, bonus excluded. These five are of the answers that say so, None where none does.
+        tokens, seconds: emitted, and the arm's share of the engine's time (prompts included), at the run's batch; of a server, the wall
+            time in which it had requests.
+        latency: median seconds from a request to its answer, of a server; else None.
         tokens_per_second: one by the other.
         times_reference, times_plain: that relative to the reference and to plain decoding, on shared questions.
         histogram: steps that drafted, by the number of accepted tokens.
@@ -76,13 +78,14 @@ class Cell:
     versus: Comparison | None
     mean_tokens: float
     truncated: float
-    promoted_per_1k: float
-    spent_per_1k: float
-    accept_length: float
-    drafted_only: float
-    acceptance_rate: float
+    promoted_per_1k: float | None
+    spent_per_1k: float | None
+    accept_length: float | None
+    drafted_only: float | None
+    acceptance_rate: float | None
     tokens: int
     seconds: float
+    latency: float | None
     tokens_per_second: float
     times_reference: Interval | None
     times_plain: Interval | None
@@ -94,7 +97,7 @@ class Square:
     """The 2 x 2 ablation: static or adaptive tree, strict or margin rule, with settings that agree pairwise.
 
     `speed` and `accept_length` are interactions, log(both) - log(tree) - log(margin) + log(static): above 0 the two parts bring more
-    together than the product of what each brings alone.
+    together than the product of what each brings alone. None for accept lengths that a server does not say.
     """
 
     static: str
@@ -103,7 +106,7 @@ class Square:
     both: str
     questions: int
     speed: Interval
-    accept_length: Interval
+    accept_length: Interval | None
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,10 @@ class Analysis:
     Attributes:
         reference: the arm that accuracy is compared with: the first strict one that speculates, else plain decoding, else None.
         plain: the arm of plain decoding, if any.
-        kappas: the margin threshold of each arm of one setting; 1 is strict.
+        kappas: the margin threshold of each arm of one setting; 1 is strict. Without arms of a server whose labels do not say it.
         tasks: those of the run; with several, cells of `all` come first.
-        batch: requests decoded together.
+        batch: requests decoded together, or in flight to a server.
+        engine: who answered: `local`, or `openai` for a server.
         missing: questions times arms that are not answered yet.
     """
 
@@ -135,6 +139,7 @@ class Analysis:
     kappas: dict[str, float]
     tasks: list[str]
     batch: int
+    engine: str
     missing: int
     cells: list[Cell]
     squares: list[Square]
@@ -188,9 +193,14 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
     return Analysis(
         reference=reference,
         plain=plain,
-        kappas={label: arm["kinds"][0]["kappa"] for label, arm in arms.items() if len(arm["kinds"]) == 1},
+        kappas={
+            label: arm["kinds"][0]["kappa"]
+            for label, arm in arms.items()
+            if len(arm["kinds"]) == 1 and arm["kinds"][0]["kappa"] is not None
+        },
         tasks=list(tasks),
         batch=settings["batch"],
+        engine=settings.get("engine", "local"),
         missing=expected - sum(len(rows) for rows in by_arm.values()),
         cells=cells,
         squares=[square for four in _squares(arms) if (square := _square(four, by_arm, seed)) is not None],
@@ -220,14 +230,29 @@ def _table(rows: Rows, keys: Sequence[tuple[str, str]]) -> _Table:
         right=column([row["correct"] for row in chosen]),
         tokens=column([row["tokens"] for row in chosen]),
         seconds=column([row["seconds"] for row in chosen]),
-        steps=column([row["steps"] for row in chosen]),
-        accepted=column([_metrics(row)["num_accepted_draft_tokens"] for row in chosen]),
+        steps=column([row["steps"] or 0 for row in chosen]),
+        accepted=column([_metrics(row).get("num_accepted_draft_tokens", 0) for row in chosen]),
     )
 
 
 def _metrics(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    metrics: Mapping[str, Any] = row["metrics"]["speculative_decoding"]
+    """What an answer says about speculation; empty where a server says nothing."""
+    metrics: Mapping[str, Any] = row["metrics"].get("speculative_decoding", {})
     return metrics
+
+
+def _promoted_count(row: Mapping[str, Any]) -> int | None:
+    """The promoted tokens of an answer: those listed, or the server's count."""
+    return len(row["promoted"]) if row["promoted"] is not None else _metrics(row).get("num_promoted_tokens")
+
+
+def _per_1k(counts: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Per 1,000 tokens of the answers whose count is known; None where none is, 0 without answers."""
+    known = [(count, row["tokens"]) for count, row in zip(counts, rows, strict=True) if count is not None]
+    tokens = sum(number for _, number in known)
+    if rows and not known:
+        return None
+    return 1000 * sum(count for count, _ in known) / tokens if tokens else 0.0
 
 
 def _strata(keys: Sequence[tuple[str, str]]) -> list[int]:
@@ -250,8 +275,10 @@ def _cell(
     table = _table(by_arm[label], keys)
     right, tokens, seconds = int(table.right.sum()), int(table.tokens.sum()), float(table.seconds.sum())
     accepted, steps = table.accepted.sum(), table.steps.sum()
-    drafted = sum(_metrics(row)["num_draft_tokens"] for row in rows)
-    promoted, spent = sum(len(row["promoted"]) for row in rows), sum(row["spent"] for row in rows)
+    told = not rows or any(row["steps"] is not None for row in rows)
+    counted = [m for m in map(_metrics, rows) if "num_draft_tokens" in m]
+    drafted = sum(m["num_draft_tokens"] for m in counted)
+    latencies = [row["latency"] for row in rows if row.get("latency") is not None]
 
     def shared(other: str | None) -> list[tuple[str, str]]:
         return [] if other in (None, label) else [each for each in keys if each in by_arm[str(other)]]
@@ -271,13 +298,16 @@ def _cell(
         versus=_compare(_table(by_arm[label], both), _table(by_arm[str(reference)], both), _strata(both), seed) if both else None,
         mean_tokens=tokens / len(rows) if rows else 0.0,
         truncated=sum(row["finish_reason"] == "length" for row in rows) / len(rows) if rows else 0.0,
-        promoted_per_1k=1000 * promoted / tokens if tokens else 0.0,
-        spent_per_1k=1000 * spent / tokens if tokens else 0.0,
-        accept_length=float((accepted + steps) / steps) if steps else 0.0,
-        drafted_only=float(accepted / steps) if steps else 0.0,
-        acceptance_rate=float(accepted / drafted) if drafted else 0.0,
+        promoted_per_1k=_per_1k([_promoted_count(row) for row in rows], rows),
+        spent_per_1k=_per_1k([row.get("spent") for row in rows], rows),
+        accept_length=(float((accepted + steps) / steps) if steps else 0.0) if told else None,
+        drafted_only=(float(accepted / steps) if steps else 0.0) if told else None,
+        acceptance_rate=(sum(m["num_accepted_draft_tokens"] for m in counted) / drafted if drafted else 0.0)
+        if counted or not rows
+        else None,
         tokens=tokens,
         seconds=seconds,
+        latency=float(np.median(latencies)) if latencies else None,
         tokens_per_second=tokens / seconds if seconds else 0.0,
         times_reference=times(reference),
         times_plain=times(plain),
@@ -288,7 +318,7 @@ def _cell(
 def _histogram(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     total: Counter[int] = Counter()
     for row in rows:
-        total.update(dict(enumerate(_metrics(row)["acceptance_histogram"])))
+        total.update(dict(enumerate(_metrics(row).get("acceptance_histogram", []))))
     return [total[i] for i in range(max(total, default=-1) + 1)]
 
 
@@ -326,10 +356,12 @@ def _speed_ratio(this: _Table, other: _Table, strata: Sequence[int], seed: int) 
 
 def _squares(arms: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Labels of static, margin, tree and both, wherever four arms of one setting differ in policy and rule alone."""
-    single = {label: (arm["kinds"][0], arm["settings"][0]) for label, arm in arms.items() if len(arm["kinds"]) == 1}
+    single = {label: (arm["kinds"][0], arm["settings"][0]) for label, arm in arms.items() if len(arm["kinds"]) == 1 and arm["settings"][0]}
 
     def find(policy: str, strict: bool, like_policy: str, like_rule: str | None) -> str | None:
         for label, (kind, settings) in single.items():
+            if label.startswith("server:") != like_policy.startswith("server:"):  # another server: more than settings differs
+                continue
             if kind["policy"] != policy or kind["rule"] != ("strict" if strict else "margin"):
                 continue
             if any(settings.get(name) != single[like_policy][1].get(name) for name in POLICY_SETTINGS):
@@ -370,9 +402,9 @@ def _square(labels: tuple[str, str, str, str], by_arm: Mapping[str, Rows], seed:
         return Interval(float(value(columns.sum(-1))), *(paired_bootstrap(columns, _strata(keys), value, seed) or (None, None)))
 
     speed = interaction([t.tokens for t in tables], [t.seconds for t in tables])
-    accept = interaction([t.accepted + t.steps for t in tables], [t.steps for t in tables])
-    if speed is None or accept is None:
+    if speed is None:
         return None
+    accept = interaction([t.accepted + t.steps for t in tables], [t.steps for t in tables])
     return Square(static, margin, tree, both, len(keys), speed, accept)
 
 
@@ -381,7 +413,7 @@ def _promoted(label: str, rows: Rows) -> list[PromotedToken]:
     verdicts: dict[str, Counter[bool]] = defaultdict(Counter)
     replaced: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows.values():
-        for entry in row["promoted"]:
+        for entry in row["promoted"] or ():
             verdicts[entry["token"]][row["correct"]] += 1
             if entry.get("replaced") is not None:
                 replaced[entry["token"]][entry["replaced"]] += 1

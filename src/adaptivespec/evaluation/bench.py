@@ -16,14 +16,18 @@ from ..engine.request import RequestOutput
 from ..errors import UserError
 from ..telemetry.stats import Summary, summarise
 from .arms import Arm
+from .peers import PeerOutput, Peers, check_peers, peer_version
 from .statistics import throughput_ratio
 
 
 @dataclass(frozen=True)
 class Call:
-    """One timed `generate`: its answers, one or a whole batch of them, and the seconds that it took, prompts included."""
+    """One timed `generate`: its answers, one or a whole batch of them, and the seconds that it took, prompts included.
 
-    outputs: list[RequestOutput]
+    All answers are RequestOutputs, or for a peer all PeerOutputs.
+    """
+
+    outputs: Sequence[RequestOutput | PeerOutput]
     seconds: float
 
     @property
@@ -49,7 +53,7 @@ class ArmResult:
     calls: list[Call] = field(default_factory=list)
 
     @property
-    def outputs(self) -> list[RequestOutput]:
+    def outputs(self) -> list[RequestOutput | PeerOutput]:
         """All answers, in the order of (repeat, prompt)."""
         return [output for call in self.calls for output in call.outputs]
 
@@ -76,7 +80,7 @@ def run_bench(
 
     Args:
         llm: the models; with a batch over 1 it must decode that many requests together.
-        arms: settings to compare.
+        arms: settings to compare, and peers, which run on the same weights.
         prompts: texts, ids or messages.
         params: sampling settings of every answer; the seed makes the arms comparable at temperature > 0, and shuffles.
         repeats: rounds over all prompts.
@@ -88,8 +92,10 @@ def run_bench(
         KeyboardInterrupt is raised only when there are none.
 
     Raises:
-        UserError: prompts that do not fit the model's context, or an engine for another batch: before any work.
+        UserError: prompts that do not fit the model's context, an engine for another batch, or what a peer cannot do: before any work.
     """
+    names = [arm.peer for arm in arms if arm.peer is not None]
+    check_peers(names, batch, params)
     slots = len(llm.scheduler.free)
     if batch > 1 and slots != batch:
         raise UserError(f"this engine decodes {slots} requests together, not {batch}: make it with max_running_requests={batch}")
@@ -100,14 +106,23 @@ def run_bench(
     units = [[number] for number in everything] if batch == 1 else [everything]
     results = [ArmResult(arm, batch, len(units)) for arm in arms]
     order, rng = list(range(len(arms))), random.Random(params.seed)
+    peers = Peers(llm, names) if names else None
 
-    def ask(arm: Arm, numbers: list[int], settings: SamplingParams, report: Callable[[RequestOutput], None] | None) -> list[RequestOutput]:
+    def ask(
+        arm: Arm, numbers: list[int], settings: SamplingParams, report: Callable[[object], None] | None
+    ) -> Sequence[RequestOutput | PeerOutput]:
+        if arm.peer is not None and peers is not None:
+            answer = peers.answer(arm.peer, encoded[numbers[0]], settings)
+            if report is not None:
+                report(answer)
+            return [answer]
         speculative = [arm.for_prompt(number) for number in numbers]
         return llm.generate([encoded[number] for number in numbers], settings, speculative=speculative, on_finish=report)
 
     warm_up = params.updated({"max_tokens": min(8, params.max_tokens), "min_tokens": 0})
+    engines = list({arm.peer is None: arm for arm in reversed(arms)}.values())  # the first arm of ours and the first peer
     for arm in arms:
-        for numbers in [[i] for i in range(min(len(arm.speculative), len(encoded)))] if batch == 1 else units:
+        for numbers in [[i] for i in range(min(len(arm.speculative) or 1, len(encoded)))] if batch == 1 else units:
             ask(arm, numbers, warm_up, None)
     for number in range(repeats * len(units)):
         rng.shuffle(order)
@@ -115,7 +130,8 @@ def run_bench(
         calls: dict[int, Call] = {}
         try:
             if batch == 1:  # what the first forward of a new prompt length costs is not charged to whoever comes first
-                ask(arms[0], numbers, warm_up.updated({"max_tokens": 1}), None)
+                for arm in engines:
+                    ask(arm, numbers, warm_up.updated({"max_tokens": 1}), None)
             for i in order:
                 arm = arms[i]
                 report = None if on_answer is None else lambda _, arm=arm: on_answer(arm)
@@ -140,18 +156,37 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
 
     `seconds` = prefill + draft + verify + rest; rest is everything else: acceptance, commit, bookkeeping, detokenising. Accept
     length, drafted, accepted and promoted count whole steps, before stop conditions cut the last one. `steps` counts each request's,
-    `batch_steps` those of the engine.
+    `batch_steps` those of the engine. What a peer does not tell is None; its steps are forwards of the target, the prompt's included, and
+    its accept length counts tokens after stop conditions.
     """
     outputs = result.outputs
-    summary: Summary = summarise(record for output in outputs for record in output.records)
     tokens, seconds = sum(call.tokens for call in result.calls), sum(call.seconds for call in result.calls)
-    prefill = sum(output.seconds_prefill for output in outputs)
     row: dict[str, Any] = {
         "settings": [settings.model_dump() for settings in result.arm.speculative],
+        "peer": None if result.arm.peer is None else peer_version(result.arm.peer),
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "speedup_vs_ar": None,
+        **_steps(outputs, seconds),
+        "finish_reasons": dict(Counter(output.finish_reason for output in outputs)),
+        "answer_tokens": [len(output.token_ids) for output in outputs],
+        "call_tokens": [call.tokens for call in result.calls],
+        "call_seconds": [call.seconds for call in result.calls],
+    }
+    if baseline is not None:
+        fewest = 2 if result.batch == 1 else 3
+        ratio, low, high = throughput_ratio(*result.samples(), *baseline.samples(), seed=seed, fewest=fewest)
+        row["speedup_vs_ar"] = {"ratio": ratio, "low": low, "high": high}
+    return row
+
+
+def _steps(outputs: Sequence[RequestOutput | PeerOutput], seconds: float) -> dict[str, Any]:
+    """What is known of the steps behind answers that took so many seconds together."""
+    ours = [output for output in outputs if isinstance(output, RequestOutput)]
+    summary: Summary = summarise(record for output in ours for record in output.records)
+    prefill = sum(output.seconds_prefill for output in ours)
+    known = {
         "accept_length": summary.accept_length,
         "acceptance_rate": summary.acceptance_rate,
         "promoted": summary.promoted,
@@ -167,13 +202,9 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
         "seconds_rest": seconds - prefill - summary.seconds_draft - summary.seconds_verify,
         "shapes": {str(shape): count for shape, count in summary.shapes.items()},
         "accepted_histogram": {str(n): count for n, count in summary.accepted_histogram.items()},
-        "finish_reasons": dict(Counter(output.finish_reason for output in outputs)),
-        "answer_tokens": [len(output.token_ids) for output in outputs],
-        "call_tokens": [call.tokens for call in result.calls],
-        "call_seconds": [call.seconds for call in result.calls],
     }
-    if baseline is not None:
-        fewest = 2 if result.batch == 1 else 3
-        ratio, low, high = throughput_ratio(*result.samples(), *baseline.samples(), seed=seed, fewest=fewest)
-        row["speedup_vs_ar"] = {"ratio": ratio, "low": low, "high": high}
-    return row
+    if len(ours) == len(outputs):
+        return known
+    peers = [output for output in outputs if isinstance(output, PeerOutput)]
+    steps = sum(output.steps for output in peers)
+    return dict.fromkeys(known) | {"steps": steps, "accept_length": sum(len(output.token_ids) for output in peers) / steps}

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, Self
 
 from ..errors import UserError
@@ -29,10 +29,10 @@ Key = tuple[str, str, str]
 """arm, task and id: what makes an answer."""
 
 FIELDS = {
-    "arm": str, "task": str, "id": str, "correct": bool, "text": str, "tokens": int, "finish_reason": str, "promoted": list,
-    "metrics": dict, "steps": int, "seconds": (int, float),
+    "arm": str, "task": str, "id": str, "correct": bool, "text": str, "tokens": int, "finish_reason": str,
+    "promoted": (list, NoneType), "metrics": dict, "steps": (int, NoneType), "seconds": (int, float),
 }  # fmt: skip
-"""Fields of an answer without which it can't be analysed."""
+"""Fields of an answer without which it can't be analysed; None stands for what a server does not say."""
 
 
 def key(row: Mapping[str, Any]) -> Key:

@@ -154,7 +154,7 @@ def _scatter(analysis: Analysis, cells: list[Cell], theme: Theme) -> Figure:
         )
     front = pareto(points)
     axes.plot([points[arm][0] for arm in front], [points[arm][1] for arm in front], color=theme.text, linewidth=0.8, linestyle=":")
-    axes.set_xlabel(f"{'throughput relative to plain decoding' if relative else 'tokens per second'}, batch {analysis.batch}")
+    axes.set_xlabel(f"{'throughput relative to plain decoding' if relative else 'tokens per second'}, {concurrency(analysis)}")
     axes.set_ylabel("right answers, %")
     axes.margins(x=0.15)
     _legend(axes, theme)
@@ -187,7 +187,7 @@ def _ablation(analysis: Analysis, square: Square, theme: Theme) -> Figure:
         panels[0].plot([0, 1], speeds, marker="o", color=theme.series[index], label=rule)
         places = [place + 0.04 * (index - 0.5) for place in (0, 1)]
         panels[1].errorbar(places, values, _errors(accuracies, 100), marker="o", color=theme.series[index], label=rule, capsize=2)
-    for axes, label in zip(panels, (f"tokens per second, batch {analysis.batch}", "right answers, %"), strict=True):
+    for axes, label in zip(panels, (f"tokens per second, {concurrency(analysis)}", "right answers, %"), strict=True):
         axes.set_xticks([0, 1], ["static tree", "adaptive tree"])
         axes.set_xlim(-0.3, 1.3)
         axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
@@ -214,7 +214,7 @@ def page(run: Mapping[str, Any], analysis: Analysis, images: Mapping[str, tuple[
         images: PNG of each figure, for light and for dark pages.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": number, "points": points, "signed": signed}
+    environment.filters |= {"percent": percent, "number": number, "points": points, "signed": signed, "known": known}
 
     def uri(data: bytes) -> str:
         return "data:image/png;base64," + base64.b64encode(data).decode()
@@ -224,6 +224,7 @@ def page(run: Mapping[str, Any], analysis: Analysis, images: Mapping[str, tuple[
     return environment.from_string(resources.files(__package__).joinpath("data/report.html").read_text("utf-8")).render(
         run=run,
         analysis=analysis,
+        concurrency=concurrency(analysis),
         figures={name: (uri(light), uri(dark), CAPTIONS[name.rstrip("-0123456789")]) for name, (light, dark) in images.items()},
         tokens={arm: own[:SHOWN_TOKENS] for arm, own in tokens.items() if own},
         token_counts={arm: (len(own), sum(t.right + t.wrong for t in own)) for arm, own in tokens.items()},
@@ -233,6 +234,16 @@ def page(run: Mapping[str, Any], analysis: Analysis, images: Mapping[str, tuple[
         settings={name: value for name, value in run["settings"].items() if name not in ("arms", "tasks")},
         repr=repr,
     )
+
+
+def concurrency(analysis: Analysis) -> str:
+    """At what load speed was measured."""
+    return f"{analysis.batch} requests in flight" if analysis.engine == "openai" else f"batch {analysis.batch}"
+
+
+def known(value: float | None, form: str, scale: float = 1.0) -> str:
+    """A number in a form such as `%.1f`; a dash for what a server does not say."""
+    return "-" if value is None else form % (scale * value)
 
 
 def percent(interval: Interval) -> str:

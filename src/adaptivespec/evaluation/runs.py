@@ -42,19 +42,42 @@ class Engine(Protocol):
         """See `LLM.abort`."""
 
 
+class Answerer(Protocol):
+    """Who answers: the engine of this process, or a server. What has finished stays until it is forgotten, whatever interrupts."""
+
+    def ask(self, label: str, asked: Asked, number: int) -> None:
+        """Put question `number` of a task under an arm's settings."""
+
+    def step(self) -> None:
+        """Work, or wait for a while. Raises UserError for a question that can't be answered."""
+
+    def finished(self) -> dict[int, dict[str, Any]]:
+        """Rows without verdicts (see docs/evaluation.md) of the answers that are there, by the question's number."""
+
+    def forget(self, number: int) -> None:
+        """A finished answer is in safe hands."""
+
+    def abort(self) -> None:
+        """Drop what is not finished."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """A task as it is put to the model.
 
     Attributes:
         questions: in the data set's order.
-        prompts: token ids of each.
+        prompts: token ids of each; empty where a server makes them from the messages.
         params: sampling settings; question i uses seed + i, the same in every arm, so that arms are compared under the same noise.
     """
 
     questions: Sequence[Question]
     prompts: Sequence[list[int]]
     params: SamplingParams
+
+    def params_for(self, number: int) -> SamplingParams:
+        """The sampling settings of a question, with its own seed."""
+        return self.params.updated({"seed": (self.params.seed or 0) + number})
 
 
 def arm_kind(settings: SpeculativeConfig) -> dict[str, Any]:
@@ -125,6 +148,42 @@ def answer_row(arm: Arm, question: Question, output: RequestOutput, decode: Call
     }
 
 
+class LocalAnswerer:
+    """The engine of this process."""
+
+    def __init__(self, llm: Engine, arms: Sequence[Arm], decode: Callable[[int], str]) -> None:
+        self._llm, self._arms, self._decode = llm, {arm.label: arm for arm in arms}, decode
+        self._open: dict[int, tuple[Request, Arm, Question]] = {}
+
+    def ask(self, label: str, asked: Asked, number: int) -> None:
+        """See `Answerer.ask`."""
+        arm, params = self._arms[label], asked.params_for(number)
+        [request] = self._llm.submit(asked.prompts[number], params, speculative=arm.for_prompt(number))
+        self._open[number] = request, arm, asked.questions[number]
+
+    def step(self) -> None:
+        """One step of every running request."""
+        self._llm.step()
+
+    def finished(self) -> dict[int, dict[str, Any]]:
+        """See `Answerer.finished`."""
+        return {
+            number: answer_row(arm, question, self._llm.output(request), self._decode)
+            for number, (request, arm, question) in self._open.items()
+            if request.finish_reason is not None
+        }
+
+    def forget(self, number: int) -> None:
+        """See `Answerer.forget`."""
+        del self._open[number]
+
+    def abort(self) -> None:
+        """See `Answerer.abort`."""
+        for request, _, _ in self._open.values():
+            self._llm.abort(request)
+        self._open.clear()
+
+
 class _Judges:
     """Threads that judge answers and write them."""
 
@@ -175,14 +234,37 @@ def run_eval(
     judge: Callable[[Question, str], Score] = score,
     workers: int = 2,
 ) -> None:
-    """Ask what is not answered yet, task by task and in each arm by arm: all that is missing of an arm and task at once.
+    """`ask_all` of the engine of this process.
 
     Args:
         llm: the engine; its max_running_requests is the batch.
         arms: settings to compare.
+        tasks, log, on_answer, on_call, judge, workers: as in `ask_all`.
+        decode: the text of one token.
+
+    Raises:
+        KeyboardInterrupt, OSError, UserError: as `ask_all`.
+    """
+    ask_all(LocalAnswerer(llm, arms, decode), [arm.label for arm in arms], tasks, log, on_answer, on_call, judge, workers)
+
+
+def ask_all(
+    answerer: Answerer,
+    labels: Sequence[str],
+    tasks: Mapping[str, Asked],
+    log: AnswerLog,
+    on_answer: Callable[[str, bool], None] = lambda arm, correct: None,
+    on_call: Callable[[dict[str, Any]], None] = lambda call: None,
+    judge: Callable[[Question, str], Score] = score,
+    workers: int = 2,
+) -> None:
+    """Ask what is not answered yet, task by task and in each arm by arm: all that is missing of an arm and task at once.
+
+    Args:
+        answerer: who answers, so many at a time as it likes.
+        labels: the arms.
         tasks: what to ask, by task.
         log: where answers go; those that it holds are not asked again.
-        decode: the text of one token.
         on_answer: told of every answer that was written, the arm's label and whether it is right; from another thread.
         on_call: told when an arm is through with a task: what calls.jsonl says of it.
         judge: as `scoring.score`.
@@ -190,55 +272,50 @@ def run_eval(
 
     Raises:
         KeyboardInterrupt, OSError: after Ctrl-C or with a full disk; every finished answer is written before.
-        UserError: judging is not possible here.
+        UserError: judging is not possible here, or a question can't be answered.
     """
     done = {(row["arm"], row["task"], row["id"]) for row in log.answers}
     for task, asked in tasks.items():
-        for arm in arms:
-            numbers = [i for i, question in enumerate(asked.questions) if (arm.label, task, question.id) not in done]
+        for label in labels:
+            numbers = [i for i, question in enumerate(asked.questions) if (label, task, question.id) not in done]
             if numbers:
-                on_call(_run_call(llm, arm, task, asked, numbers, log, decode, on_answer, judge, workers))
+                on_call(_run_call(answerer, label, task, asked, numbers, log, on_answer, judge, workers))
 
 
 def _run_call(
-    llm: Engine,
-    arm: Arm,
+    answerer: Answerer,
+    label: str,
     task: str,
     asked: Asked,
     numbers: list[int],
     log: AnswerLog,
-    decode: Callable[[int], str],
     on_answer: Callable[[str, bool], None],
     judge: Callable[[Question, str], Score],
     workers: int,
 ) -> dict[str, Any]:
     """An arm on a task, noted in calls.jsonl also when it is cut short."""
-    call: dict[str, Any] = {"arm": arm.label, "task": task, "asked": len(numbers), "answers": 0, "tokens": 0, "complete": False}
-    pending: dict[int, Request] = {}
+    call: dict[str, Any] = {"arm": label, "task": task, "asked": len(numbers), "answers": 0, "tokens": 0, "complete": False}
     began = time.perf_counter()
 
     def collect() -> None:
-        for number in [number for number, request in pending.items() if request.finish_reason is not None]:
-            output, question = llm.output(pending[number]), asked.questions[number]
-            judges.hand_over(question, answer_row(arm, question, output, decode))
-            del pending[number]
+        for number, row in answerer.finished().items():
+            judges.hand_over(asked.questions[number], row)
+            answerer.forget(number)
             call["answers"] += 1
-            call["tokens"] += len(output.token_ids)
+            call["tokens"] += row["tokens"]
 
     try:
         with _Judges(log, workers, judge, on_answer) as judges:
             try:
                 for number in numbers:
-                    params = asked.params.updated({"seed": (asked.params.seed or 0) + number})
-                    [pending[number]] = llm.submit(asked.prompts[number], params, speculative=arm.for_prompt(number))
-                while pending:
-                    llm.step()
+                    answerer.ask(label, asked, number)
+                while call["answers"] < len(numbers):
+                    answerer.step()
                     collect()
                     judges.check()
             finally:
                 collect()  # what the last step finished, also after Ctrl-C in its midst
-                for request in pending.values():
-                    llm.abort(request)
+                answerer.abort()
             call["seconds"], call["complete"] = time.perf_counter() - began, True
     finally:
         call.setdefault("seconds", time.perf_counter() - began)

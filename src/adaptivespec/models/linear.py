@@ -30,6 +30,10 @@ class Linear:
         self._run = torch.ops.mkldnn._linear_pointwise.default if self.packed else None
         self.num_bytes = weight.numel() * weight.element_size()
 
+    def unpacked(self) -> torch.Tensor:
+        """The weight [out, in] as it was given: the tensor itself, or a copy where it was packed."""
+        return self.weight.to_dense() if self.packed else self.weight
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[M, in] -> [M, out]."""
         if self._run is not None:
