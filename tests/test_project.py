@@ -94,6 +94,14 @@ def test_config_imports_pydantic_only() -> None:
     assert not _foreign(PACKAGE / "config.py", {"pydantic"}, "adaptivespec.errors")
 
 
+def test_every_setting_is_documented() -> None:
+    from adaptivespec import EngineConfig, SamplingParams, SpeculativeConfig
+
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    names = [name for kind in (SpeculativeConfig, SamplingParams, EngineConfig) for name in kind.model_fields]
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
 def test_license_is_apache_2() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)

@@ -90,6 +90,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["bench", "--arms", "ar+static:5,4"], "arm 'static:5,4': expected num_steps,topk,num_draft_tokens"),
         (["bench", "--arms", "ar+adaptivspec"], "unknown arm 'adaptivspec'; did you mean 'adaptivespec'?"),
         (["bench", "--arms", "ar+"], "unknown arm ''"),
+        (["bench", "--arms", "ar, static:3,4,4"], "unknown arm 'ar,static'; arms are separated by `;`"),
         (["bench", "--arms", "ar+tree+margin", "--limit", "2"], "arm 'ar+tree+margin' mixes 3 settings, and there are 2 prompts"),
         (["bench", "--arms", "ar; hf-asisted"], "unknown arm 'hf-asisted'; did you mean 'hf-assisted'?"),
         (["bench", "--arms", "ar; hf:top_k=3"], "arm 'hf:top_k=3': hf is another engine, which takes no settings and mixes with none"),

@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adaptivespec.method.baseline_policies import AcceptEMA, Confidence, Heuristic, Talon
-from adaptivespec.method.policy import Adaptive, Grouped, Root, Static, TreePolicy, grouped
+from adaptivespec.method.grouped import Grouped, grouped
+from adaptivespec.method.policy import Adaptive, Root, Static, TreePolicy
 from adaptivespec.method.registry import make_policy
 from adaptivespec.method.tree import DraftTree, TreeShape, select_rows
 from method.fakes import Nodes, acceptance_of, make_tree, unmake_tree

@@ -12,8 +12,9 @@ import torch
 
 from ..drafters.base import Drafter
 from ..method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs
+from ..method.grouped import grouped
 from ..method.guards import protected_mask
-from ..method.policy import PolicyState, grouped
+from ..method.policy import PolicyState
 from ..method.records import StepRecord
 from ..method.tree import DraftTree, TreeShape, merge_rows, select_rows
 from ..models.decoder import Decoder

@@ -78,7 +78,8 @@ def parse_arm(text: str, peers: bool = False) -> Arm:
 def _parse_settings(label: str) -> SpeculativeConfig:
     name, _, rest = label.partition(":")
     if name not in BASES:
-        raise UserError(f"unknown arm {name!r}{nearest(name, [*BASES, *PEERS])}")
+        advice = "; arms are separated by `;`" if "," in name else nearest(name, [*BASES, *PEERS])
+        raise UserError(f"unknown arm {name!r}{advice}")
     numbers = [part for part in rest.split(",") if part and "=" not in part]
     pairs = [part.partition("=") for part in rest.split(",") if "=" in part]
     keys = [key for key, _, _ in pairs]
