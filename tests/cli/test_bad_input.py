@@ -35,7 +35,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hi", "--drafter", "none", "--policy", "static"], "policy static needs a drafter"),
         (["generate", "hi", "--speculative-algorithm", "none", "--policy", "static"], "policy static needs a drafter"),
         (["generate", "hi", "--speculative-algorithm", "none", "--margin", "0.5"], "margin has no effect with policy off"),
-        (["generate", "hi", "--prompt-lookup-max", "3"], "--prompt-lookup-max has no effect without --drafter ngram"),
+        (["generate", "hi", "--prompt-lookup-max", "3"], "prompt_lookup_max has no effect without the drafter ngram; leave it out"),
         (["generate", "hi", "--drafter", "ngram", "--prompt-lookup-min", "9"], "prompt_lookup_min 9 is more than prompt_lookup_max 4"),
         (["generate", "hi", "--n", "2"], "all answers at temperature 0 are the same; set a temperature, or n 1"),
         (["generate", "hi", "--n", "0"], "n: Input should be greater than or equal to 1"),

@@ -16,6 +16,7 @@ from adaptivespec.engine.occurrences import Occurrences
 from adaptivespec.engine.processors import keep_probable, penalise
 from adaptivespec.engine.request import Request
 from adaptivespec.engine.sampling import token_logprobs, verify_inputs
+from adaptivespec.method.acceptance import Strict
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.policy import Static
 from adaptivespec.method.tree import DraftTree, TreeShape
@@ -28,7 +29,7 @@ TOKEN = st.integers(0, VOCAB - 1)
 def request(prompt: list[int], emitted: list[int], stop: frozenset[int] = frozenset(), **params: Any) -> Request:
     policy = Static(TreeShape.off())
     sampling = SamplingParams(**{"max_tokens": 99, **params})
-    r = Request(prompt, sampling, SpeculativeConfig(), policy, policy.initial(1), sampling.seed or 0, stop, stop, 99)
+    r = Request(prompt, sampling, SpeculativeConfig(), policy, Strict(), policy.initial(1), sampling.seed or 0, stop, stop, 99)
     r.occurrences = Occurrences(prompt if sampling.repetition_penalty != 1 else ()) if sampling.penalises else None
     r.emit(emitted, [False] * len(emitted))
     return r

@@ -24,7 +24,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("draft"), noise=DRAFT_NOISE)
 
 
-@pytest.mark.parametrize("where", ["emit", "compact", "commit", "before the end"])
+@pytest.mark.parametrize("where", ["draft", "emit", "compact", "commit", "before the end"])
 def test_an_interrupted_step_gives_up_who_ran_in_it_and_nothing_else(
     model: LoadedModel, draft: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,8 +51,11 @@ def test_an_interrupted_step_gives_up_who_ran_in_it_and_nothing_else(
             patched.setattr(Request, "emit", lambda self, *a: (original(self, *a), second_time() if self.records else None))
         elif where == "compact":
             patched.setattr(cache, "compact", interrupt)
-        elif where == "commit":
+        elif where == "draft":
             patched.setattr(drafter, "begin", interrupt)
+        elif where == "commit":  # of the step in which the stream runs; a prompt commits too, in a slot of its own
+            commit = drafter.commit
+            patched.setattr(drafter, "commit", lambda slots, *rest: interrupt() if 0 in slots else commit(slots, *rest))
         else:
             step = runner.step
             patched.setattr(runner, "step", lambda requests: (step(requests), interrupt()))

@@ -9,6 +9,7 @@ import pytest
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.engine.request import Request
 from adaptivespec.errors import UserError
+from adaptivespec.method.acceptance import Strict
 from adaptivespec.method.policy import Static
 from adaptivespec.method.tree import TreeShape
 from adaptivespec.models.loading import LoadedModel
@@ -25,7 +26,7 @@ LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 def request(stop: set[int], **params: int) -> Request:
     policy = Static(TreeShape.off())
     sampling = SamplingParams(**{"max_tokens": 5, **params})
-    return Request([1], sampling, CHAIN, policy, policy.initial(1), 0, frozenset(stop), frozenset(stop), sampling.max_tokens)
+    return Request([1], sampling, CHAIN, policy, Strict(), policy.initial(1), 0, frozenset(stop), frozenset(stop), sampling.max_tokens)
 
 
 def test_the_stop_token_comes_before_the_cap() -> None:

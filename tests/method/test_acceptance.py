@@ -14,7 +14,7 @@ from adaptivespec.method.noise import gumbel
 from adaptivespec.method.tree import DraftTree
 from method.fakes import Nodes, make_tree, rule_params
 from method.slow_oracles import SlowRequest, slow_accept, slow_sglang_walk
-from method.tree_cases import Case, cases
+from method.tree_cases import Case, cases, check_rows_alone
 
 RULES: list[AcceptanceRule] = [Strict(), Margin()]
 
@@ -120,16 +120,7 @@ def test_kappa_1_is_strict(case: Case) -> None:
 @given(case=cases())
 @settings(max_examples=40)
 def test_a_row_of_a_batch_equals_itself_alone(rule: AcceptanceRule, case: Case) -> None:
-    together = rule.accept(case.tree, case.inputs, case.params)
-    for b in range(case.batch):
-        one = case.alone(b)
-        alone = rule.accept(one.tree, one.inputs, one.params)
-        levels = one.tree.levels
-        assert torch.equal(together.path[b, :levels], alone.path[0])
-        assert torch.equal(together.promoted[b, :levels], alone.promoted[0])
-        assert torch.equal(together.log_margin[b, :levels], alone.log_margin[0])
-        assert together.num_accepted[b] == alone.num_accepted[0]
-        assert together.bonus[b] == alone.bonus[0]
+    check_rows_alone(rule, case)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

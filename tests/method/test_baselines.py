@@ -21,7 +21,7 @@ from adaptivespec.method.tree import DraftTree
 from method.fakes import Nodes, make_tree, rule_params
 from method.slow_baselines import SlowBaseline, SlowMarginTop1, TooClose
 from method.test_closed_forms import COUNT, MODEL, ROW, TREE, TREE_LOGITS, _repeat
-from method.tree_cases import Case, cases
+from method.tree_cases import Case, cases, check_rows_alone
 
 PARAMETERS: dict[str, Any] = {
     "threshold_single": 0.5, "threshold_acc": 0.6, "typical_epsilon": 0.1, "typical_delta": 0.2, "relaxed_topk": 3, "relaxed_delta": 0.4,
@@ -90,15 +90,7 @@ def test_window(size: int, entropy: float, case: Case) -> None:
 @given(case=cases())
 @settings(max_examples=25)
 def test_a_row_of_a_batch_equals_itself_alone(rule: AcceptanceRule, case: Case) -> None:
-    together = rule.accept(case.tree, case.inputs, case.params)
-    for b in range(case.batch):
-        one = case.alone(b)
-        alone = rule.accept(one.tree, one.inputs, one.params)
-        levels = one.tree.levels
-        for name in ("path", "promoted", "log_margin"):
-            assert torch.equal(getattr(together, name)[b, :levels], getattr(alone, name)[0])
-        assert together.num_accepted[b] == alone.num_accepted[0]
-        assert together.bonus[b] == alone.bonus[0]
+    check_rows_alone(rule, case)
 
 
 @given(cases())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from adaptivespec.method.acceptance import VerifyInputs
+from adaptivespec.method.acceptance import AcceptanceRule, VerifyInputs
 from adaptivespec.method.guards import RuleParams
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.tree import DraftTree
@@ -59,6 +59,19 @@ class Case:
             ),
             RuleParams(**settings),
         )
+
+
+def check_rows_alone(rule: AcceptanceRule, case: Case) -> None:
+    """A request of a batch is accepted as if it were alone."""
+    together = rule.accept(case.tree, case.inputs, case.params)
+    for b in range(case.batch):
+        one = case.alone(b)
+        alone = rule.accept(one.tree, one.inputs, one.params)
+        levels = one.tree.levels
+        for name in ("path", "promoted", "log_margin"):
+            assert torch.equal(getattr(together, name)[b, :levels], getattr(alone, name)[0])
+        assert together.num_accepted[b] == alone.num_accepted[0]
+        assert together.bonus[b] == alone.bonus[0]
 
 
 @st.composite

@@ -117,7 +117,6 @@ def remark(output: RequestOutput) -> str:
     from ..telemetry.stats import summarise
 
     summary = summarise(output.records)
-    seconds = summary.seconds_draft + summary.seconds_verify + summary.seconds_rest
-    rate = f"{(len(output.token_ids) - 1) / seconds:.1f} tok/s, " if seconds else ""
+    rate = f"{(len(output.token_ids) - 1) / summary.seconds:.1f} tok/s, " if summary.seconds else ""
     cut = ", cut at max_tokens" if output.finish_reason == "length" else ""
     return f"{len(output.token_ids)} tokens, {rate}accept length {summary.accept_length:.2f}, {sum(output.promoted)} promoted{cut}"

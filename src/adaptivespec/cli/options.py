@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import SamplingParams, SpeculativeConfig
-from ..errors import UserError
 from .files import check_writable
 
 if TYPE_CHECKING:
@@ -91,8 +90,6 @@ class EngineFlags:
             check_writable(trace)
         lookup = {"prompt_lookup_max": self.prompt_lookup_max, "prompt_lookup_min": self.prompt_lookup_min}
         given = {name: value for name, value in lookup.items() if value is not None}
-        if given and "ngram" not in (str(self.drafter).lower(), str(self.speculative_algorithm).lower()):
-            raise UserError(f"--{next(iter(given)).replace('_', '-')} has no effect without --drafter ngram")
         from ..engine.llm import LLM
 
         return LLM(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from ..config import POLICY_SETTINGS, RULE_SETTINGS, EngineConfig, SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
@@ -16,11 +13,11 @@ from ..drafters.loading import build_drafter, find_drafter
 from ..errors import UserError
 from ..method.acceptance import AcceptanceRule
 from ..method.policy import TreePolicy
-from ..method.registry import make_policy, make_rule
 from ..method.tree import TreeShape
 from ..models.catalogue import resolve_model
-from ..models.loading import LoadedModel, choose_dtype, load_model
+from ..models.loading import LoadedModel, load_model
 from ..telemetry.trace import TraceWriter
+from .build import build_policy, build_rule, choose_device, nothing_is_ignored, require_drafter, require_temperature
 from .detokenizer import Detokenizer
 from .inputs import Prompt, encode, is_message, one_each, prompt_list, sampling_params
 from .occurrences import Occurrences
@@ -39,91 +36,6 @@ DEFAULT_CONTEXT = 4096
 
 ROOM = TreeShape(16, 10, 64)
 """Room is made for requests that bring trees up to this size, whatever the defaults; it costs a few rows of cache per slot."""
-
-
-def build_policy(config: SpeculativeConfig) -> TreePolicy:
-    """The tree policy that settings name. Raises UserError for impossible shapes."""
-    try:
-        return make_policy(
-            config.policy,
-            shape=config.shape,
-            low=config.low,
-            high=config.high,
-            saturation=config.saturation,
-            alpha=config.alpha,
-            patience=config.patience,
-            normalise=config.normalise,
-            mu=config.talon_mu,
-            candidate_steps=config.candidate_steps,
-            confidence_threshold=config.confidence_threshold,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
-def build_rule(config: SpeculativeConfig) -> AcceptanceRule:
-    """The acceptance rule that settings name. Raises UserError for one that no drafter of this engine can serve."""
-    rule = make_rule(
-        config.effective_rule,
-        threshold_single=config.threshold_single,
-        threshold_acc=config.threshold_acc,
-        typical_epsilon=config.typical_epsilon,
-        typical_delta=config.typical_delta,
-        relaxed_topk=config.relaxed_topk,
-        relaxed_delta=config.relaxed_delta,
-        logit_ratio=config.logit_ratio,
-        window=config.window,
-        window_entropy=config.window_entropy,
-    )
-    if rule.needs_q:
-        raise UserError(
-            f"rule {rule.name} needs a drafter that samples and hands over its probabilities; the drafters here propose their best tokens: "
-            "use rule strict, which is lossless at every temperature"
-        )
-    return rule
-
-
-def require_temperature(rule: AcceptanceRule, temperature: float) -> None:
-    """Raise UserError for a rule that is not defined at the request's temperature."""
-    if temperature == 0 and not rule.serves_greedy:
-        raise UserError(f"rule {rule.name} samples: it needs a temperature above 0, not 0")
-    if temperature > 0 and not rule.serves_sampling:
-        raise UserError(f"rule {rule.name} is defined at temperature 0 only, not {temperature:g}")
-
-
-def choose_device(name: str) -> str:
-    """`auto` is CUDA when there is a GPU. Raises UserError for a device that is not there or not supported."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name != "cpu" and not re.fullmatch(r"cuda(:\d+)?", name):
-        raise UserError(f"device {name!r} is not supported; known: auto, cpu, cuda, cuda:0, cuda:1, ...")
-    if name != "cpu" and int(name.partition(":")[2] or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
-    return name
-
-
-def require_drafter(config: SpeculativeConfig, has_drafter: bool) -> None:
-    """Raise UserError for settings that draft where nothing can."""
-    if config.policy != "off" and not has_drafter:
-        advice = "name one (--drafter, drafter= in Python), or use policy off (arm ar)"
-        raise UserError(f"policy {config.policy} needs a drafter, and this model has none: {advice}")
-
-
-def _nothing_is_ignored(config: EngineConfig, kind: str | None, loaded: LoadedModel | None, named: bool) -> None:
-    """Raise UserError for engine settings that would have no effect."""
-    if loaded is not None:
-        decoder = loaded.decoder
-        if config.dtype != "auto" and choose_dtype(config.dtype, decoder.device) != decoder.dtype:
-            raise UserError(f"dtype {config.dtype}: this model is loaded already, in {str(decoder.dtype).removeprefix('torch.')}")
-        if config.device != "auto" and torch.device(choose_device(config.device)).type != decoder.device.type:
-            raise UserError(f"device {config.device}: this model is loaded already, on {decoder.device}")
-    if not named and config.speculative_algorithm is not None:
-        raise UserError(f"speculative_algorithm {config.speculative_algorithm} has no effect on a drafter object; leave it out")
-    for name in ("prompt_lookup_max", "prompt_lookup_min"):
-        if name in config.model_fields_set and kind != "ngram":
-            raise UserError(f"{name} has no effect without the drafter ngram; leave it out")
-    if config.aux_layers != "input" and kind != "eagle3":
-        raise UserError(f"aux_layers {config.aux_layers} has no effect without an EAGLE-3 head; leave it out")
 
 
 class LLM:
@@ -171,7 +83,7 @@ class LLM:
         drafts = found is not None or not named
         self.speculative = asked or SpeculativeConfig(policy="adaptive" if drafts else "off")
         require_drafter(self.speculative, drafts)
-        _nothing_is_ignored(config, None if found is None else found.kind, model if isinstance(model, LoadedModel) else None, named)
+        nothing_is_ignored(config, None if found is None else found.kind, model if isinstance(model, LoadedModel) else None, named)
         self._trace = TraceWriter(config.trace) if config.trace is not None else None
         self.model = model if isinstance(model, LoadedModel) else load_model(source, config.dtype, device)
         decoder, limit = self.model.decoder, self.model.config.max_position_embeddings

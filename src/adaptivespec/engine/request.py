@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..config import SamplingParams, SpeculativeConfig
-from ..method.acceptance import AcceptanceRule, Strict
+from ..method.acceptance import AcceptanceRule
 from ..method.policy import PolicyState, TreePolicy
 from ..method.records import StepRecord
 from ..telemetry.stats import speculative_metrics
@@ -41,12 +41,12 @@ class Request:
     params: SamplingParams
     config: SpeculativeConfig
     policy: TreePolicy
+    rule: AcceptanceRule
     state: PolicyState
     seed: int
     stop_ids: frozenset[int]
     protected_ids: frozenset[int]
     max_tokens: int
-    rule: AcceptanceRule = field(default_factory=Strict)
     detokenizer: Detokenizer | None = None
     id: int = 0
     index: int = 0

@@ -24,7 +24,7 @@ from ..method.guards import protected_mask
 from ..method.noise import derive, gumbel, uniform
 from ..method.policy import PolicyState, Root, TreePolicy
 from ..method.tree import DraftTree, TreeShape, select_rows
-from .llm import build_policy, build_rule, require_temperature
+from .build import build_policy, build_rule, require_temperature
 from .sampling import rule_params
 
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

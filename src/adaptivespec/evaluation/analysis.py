@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..config import POLICY_SETTINGS, RULE_SETTINGS
-from .statistics import detectable_difference, mcnemar, paired_bootstrap, wilson
+from .statistics import detectable_difference, mcnemar, paired_bootstrap, throughput_ratio, wilson
 
 ALL = "all"
 """The name under which tasks are pooled, question by question."""
@@ -343,15 +343,10 @@ def _compare(this: _Table, other: _Table, strata: Sequence[int], seed: int) -> C
 
 
 def _speed_ratio(this: _Table, other: _Table, strata: Sequence[int], seed: int) -> Interval | None:
-    columns = np.array([this.tokens, this.seconds, other.tokens, other.seconds])
-    sums = columns.sum(-1)
-    if not sums.all():
+    columns = this.tokens, this.seconds, other.tokens, other.seconds
+    if not all(column.sum() for column in columns):
         return None
-
-    def ratio(totals: np.ndarray) -> np.ndarray:
-        return np.asarray((totals[0] / totals[1]) / (totals[2] / totals[3]))
-
-    return Interval(float(ratio(sums)), *(paired_bootstrap(columns, strata, ratio, seed) or (None, None)))
+    return Interval(*throughput_ratio(*columns, seed=seed, strata=strata))  # type: ignore[arg-type]
 
 
 def _squares(arms: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

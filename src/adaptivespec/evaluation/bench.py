@@ -96,7 +96,7 @@ def run_bench(
     """
     names = [arm.peer for arm in arms if arm.peer is not None]
     check_peers(names, batch, params)
-    slots = len(llm.scheduler.free)
+    slots = llm.scheduler.num_slots
     if batch > 1 and slots != batch:
         raise UserError(f"this engine decodes {slots} requests together, not {batch}: make it with max_running_requests={batch}")
     encoded = [llm.encode(prompt) for prompt in prompts]

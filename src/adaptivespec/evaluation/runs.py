@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from ..config import SamplingParams, SpeculativeConfig
 from ..engine.request import Request, RequestOutput
 from ..errors import UserError
+from ..telemetry.stats import summarise
 from .arms import Arm
 from .folder import AnswerLog
 from .scoring import Score, score
@@ -101,7 +102,7 @@ def check_ids(questions: Sequence[Question]) -> None:
 
 def share_of_seconds(output: RequestOutput) -> float:
     """An answer's share of the engine's time: its prompt, and of every step it took part in as much as each other request of the batch."""
-    return output.seconds_prefill + sum((r.seconds_draft + r.seconds_verify + r.seconds_rest) / r.batch for r in output.records)
+    return output.seconds_prefill + summarise(output.records).seconds
 
 
 def promotions(output: RequestOutput, decode: Callable[[int], str]) -> list[dict[str, Any]]:

@@ -21,14 +21,16 @@ def throughput_ratio(
     base_seconds: Sequence[float],
     seed: int = 0,
     fewest: int = 2,
+    strata: Sequence[int] | None = None,
 ) -> tuple[float, float | None, float | None]:
-    """Total tokens per total second over the baseline's, with a paired bootstrap over units: prompts, or repeats of a batch.
+    """Total tokens per total second over the baseline's, with a paired bootstrap over units: prompts, questions, repeats of a batch.
 
     Args:
         tokens, seconds: per unit, of the arm.
         base_tokens, base_seconds: of the baseline on the same units.
         seed: of the 2,000 resamples.
         fewest: units that an interval needs; one says nothing about others.
+        strata: the group of each unit, which keep their sizes; None for one group.
 
     Returns:
         The ratio and its 95 % percentile interval, None and None with too few units.
@@ -39,12 +41,8 @@ def throughput_ratio(
         return np.asarray((totals[0] / totals[1]) / (totals[2] / totals[3]))
 
     count = columns.shape[1]
-    if count < fewest:
-        return float(ratio(columns.sum(-1))), None, None
-    picks = np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
-    resampled = ratio(columns[:, picks].sum(-1))
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return float(ratio(columns.sum(-1))), float(low), float(high)
+    interval = paired_bootstrap(columns, strata or [0] * count, ratio, seed) if count >= fewest else None
+    return float(ratio(columns.sum(-1))), *(interval or (None, None))
 
 
 def require_scipy() -> None:

@@ -38,6 +38,11 @@ class Summary:
     shapes: dict[TreeShape, int]
 
     @property
+    def seconds(self) -> float:
+        """Wall time of all steps."""
+        return self.seconds_draft + self.seconds_verify + self.seconds_rest
+
+    @property
     def accept_length(self) -> float:
         """Tokens per verify step before stop conditions cut the last one, the bonus included."""
         return (self.accepted + self.steps) / self.steps if self.steps else 0.0
