@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import signal
@@ -14,15 +15,17 @@ from typing import Any
 import pytest
 from fake_run import FakeLLM, asked, fake_answer, fake_run, question, record, write_run
 
+from adaptivespec import LLM
 from adaptivespec.config import SpeculativeConfig
 from adaptivespec.engine.request import RequestOutput, TokenLogprob
 from adaptivespec.errors import UserError
 from adaptivespec.evaluation import folder as folders
-from adaptivespec.evaluation.arms import parse_arms
+from adaptivespec.evaluation.arms import Arm, parse_arms
 from adaptivespec.evaluation.folder import ANSWERS, CALLS, AnswerLog, contradiction, key, merged, read_answers, read_run
-from adaptivespec.evaluation.runs import check_ids, digest, promotions, run_eval, share_of_seconds
+from adaptivespec.evaluation.runs import Asked, LocalAnswerer, ask_all, check_ids, digest, promotions, share_of_seconds
 from adaptivespec.evaluation.scoring import Score
 from adaptivespec.evaluation.tasks import Question
+from tiny_models import make_tiny_model
 
 ARMS = parse_arms("ar; static:3,4,4")
 
@@ -31,9 +34,9 @@ def decode(token: int) -> str:
     return f"<{token}>"
 
 
-def answered(llm: FakeLLM, folder: Path, count: int, **more: Any) -> None:
+def answered(llm: Any, folder: Path, count: int, questions: Asked | None = None, arms: list[Arm] = ARMS, **more: Any) -> None:
     with AnswerLog(folder) as log:
-        run_eval(llm, ARMS, {"gsm8k": asked(count)}, log, decode, **more)
+        ask_all(LocalAnswerer(llm, arms, decode), [arm.label for arm in arms], {"gsm8k": questions or asked(count)}, log, **more)
 
 
 def test_every_arm_answers_every_question(tmp_path: Path) -> None:
@@ -69,10 +72,36 @@ def test_ctrl_c_loses_nothing_and_a_rerun_goes_on(tmp_path: Path, after: int) ->
     assert not llm.waiting
 
 
+@pytest.mark.parametrize("after", [3, 12])
+def test_ctrl_c_inside_a_step_of_the_real_engine_keeps_no_half_answer(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine aborts who ran in an interrupted step: those questions are asked again, their beginnings are no answers."""
+    llm = LLM(make_tiny_model("llama", tmp_path / "model"), dtype="fp32", drafter="ngram", max_running_requests=2)
+    arms, questions = parse_arms("ar"), asked(4, max_tokens=9, ignore_eos=True)
+    prompts = Asked(questions.questions, [[5 + i] for i in range(4)], questions.params)
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    answered(llm, tmp_path / "whole", 4, prompts, arms)
+    step, count = llm.runner.step, itertools.count(1)
+
+    def interrupted(requests: Any) -> None:
+        step(requests)
+        if next(count) == after:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm.runner, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answered(llm, tmp_path / "cut", 4, prompts, arms)
+    assert len(read_answers(tmp_path / "cut")) == (0 if after < 8 else 2)  # two waves of eight steps
+    answered(llm, tmp_path / "cut", 4, prompts, arms)
+    rows = [{row["id"]: (row["text"], row["tokens"], row["finish_reason"]) for row in read_answers(tmp_path / n)} for n in ("whole", "cut")]
+    assert rows[0] == rows[1]
+    assert {reason for _, _, reason in rows[1].values()} == {"length"}
+
+
 def test_alike_prompts_are_told_apart(tmp_path: Path) -> None:
     same = asked(3)
-    with AnswerLog(tmp_path) as log:
-        run_eval(FakeLLM(), ARMS[:1], {"gsm8k": type(same)(same.questions, [[1]] * 3, same.params)}, log, decode)
+    answered(FakeLLM(), tmp_path, 3, Asked(same.questions, [[1]] * 3, same.params), ARMS[:1])
     assert sorted((row["id"], row["correct"]) for row in read_answers(tmp_path)) == [
         ("gsm8k/0", False), ("gsm8k/1", True), ("gsm8k/2", False)
     ]  # fmt: skip
@@ -149,8 +178,7 @@ def test_judging_does_not_hold_up_decoding(tmp_path: Path) -> None:
             time.sleep(0.01)
         return Score(True, text, "")
 
-    with AnswerLog(tmp_path) as log:
-        run_eval(llm, ARMS[:1], {"gsm8k": asked(3)}, log, decode, judge=judge)
+    answered(llm, tmp_path, 3, arms=ARMS[:1], judge=judge)
     assert len(read_answers(tmp_path)) == 3
 
 

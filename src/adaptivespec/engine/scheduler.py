@@ -63,7 +63,8 @@ class Scheduler:
                 self.runner.step(active)
             except BaseException:
                 for request in active:
-                    self.abort(request)
+                    request.finish_reason = "abort"  # also who reached an end in it: the step's record may be missing
+                self._drop_finished()
                 raise
             self._drop_finished()
         return active

@@ -171,7 +171,7 @@ class LocalAnswerer:
         return {
             number: answer_row(arm, question, self._llm.output(request), self._decode)
             for number, (request, arm, question) in self._open.items()
-            if request.finish_reason is not None
+            if request.finish_reason not in (None, "abort")  # an interrupted step aborts who ran in it: half answers
         }
 
     def forget(self, number: int) -> None:
@@ -222,31 +222,6 @@ class _Judges:
         self._pool.shutdown(wait=True)  # whatever happened: what is finished is written
         if error is None:
             self.check()
-
-
-def run_eval(
-    llm: Engine,
-    arms: Sequence[Arm],
-    tasks: Mapping[str, Asked],
-    log: AnswerLog,
-    decode: Callable[[int], str],
-    on_answer: Callable[[str, bool], None] = lambda arm, correct: None,
-    on_call: Callable[[dict[str, Any]], None] = lambda call: None,
-    judge: Callable[[Question, str], Score] = score,
-    workers: int = 2,
-) -> None:
-    """`ask_all` of the engine of this process.
-
-    Args:
-        llm: the engine; its max_running_requests is the batch.
-        arms: settings to compare.
-        tasks, log, on_answer, on_call, judge, workers: as in `ask_all`.
-        decode: the text of one token.
-
-    Raises:
-        KeyboardInterrupt, OSError, UserError: as `ask_all`.
-    """
-    ask_all(LocalAnswerer(llm, arms, decode), [arm.label for arm in arms], tasks, log, on_answer, on_call, judge, workers)
 
 
 def ask_all(
