@@ -69,7 +69,7 @@ def test_missing_shard(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"lists {shard.name}, which is not in the folder"):
         SafetensorsWeights(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(UserError, match="is not a safetensors index"):
+    with pytest.raises(UserError, match="is not an index of weights"):
         SafetensorsWeights(tmp_path)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..config import SamplingParams
 from ..errors import UserError
@@ -19,7 +18,7 @@ from ..evaluation.arms import DEFAULT_ARMS, Arm, parse_arms
 from . import options as o
 from .files import check_writable, write
 from .machine import machine, peak_rss_bytes, rss_bytes, versions
-from .render import aside, batch_table, comparison_table
+from .render import aside, batch_table, comparison_table, progress_bars
 
 if TYPE_CHECKING:
     from ..engine.inputs import Prompt
@@ -96,9 +95,7 @@ def bench(
     total = repeats * len(messages)
     runs: list[dict[str, Any]] = []
     loaded: LoadedModel | None = None
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_bars() as progress:
         task = progress.add_task("loading", total=total * len(chosen) * len(sizes))
         for size in sizes:
             llm = engine.build(

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from ..errors import UserError
 from ..evaluation.folder import RUN, SCHEMA, AnswerLog, merged
 from .eval_setup import Wanted, delete_run
 from .files import write
-from .render import aside
+from .render import aside, progress_bars
 
 if TYPE_CHECKING:
     from ..evaluation.runs import Answerer, Asked
@@ -95,14 +94,12 @@ def answer(answerer: Answerer, labels: Sequence[str], asked: Mapping[str, Asked]
 
     total = sum(len(task.questions) for task in asked.values())
     wanted = {(task, question.id) for task, own in asked.items() for question in own.questions}
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
     def told(call: dict[str, Any]) -> None:
-        if not console.is_terminal:
+        if progress.disable:
             aside(f"{call['task']} {call['arm']}: {call['answers']} answers, {call['tokens'] / call['seconds']:.1f} tok/s")
 
-    with AnswerLog(out) as log, Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with AnswerLog(out) as log, progress_bars() as progress:
         write(out / RUN, json.dumps(run, indent=2, ensure_ascii=False))
         bars = Bars(progress, {label: progress.add_task(label, total=total) for label in labels}, Counter(), Counter())
         for row in log.answers:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +29,13 @@ def show(console: Console, piece: str, promoted: bool) -> None:
             piece = Style.parse(PROMOTED).render(piece)
     console.file.write(piece)
     console.file.flush()
+
+
+def progress_bars() -> Progress:
+    """Bars on standard error with a count and the time that remains; silent where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def aside(message: str, style: str = "dim") -> None:

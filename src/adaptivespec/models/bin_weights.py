@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError
+from .weights import listed_shards
 
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
@@ -50,18 +50,11 @@ class BinWeights:
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if not index.is_file():
-        if not (folder / _SINGLE).is_file():
-            raise UserError(f"no {_SINGLE} in {folder}")
-        return [folder / _SINGLE]
-    try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{index} is not an index of weights (no weight_map)") from None
-    if absent := [shard for shard in shards if not (folder / str(shard)).is_file()]:
-        raise UserError(f"{index} lists {absent[0]}, which is not in the folder: the checkpoint is incomplete")
-    return [folder / str(shard) for shard in shards]
+    if (folder / _INDEX).is_file():
+        return listed_shards(folder / _INDEX)
+    if not (folder / _SINGLE).is_file():
+        raise UserError(f"no {_SINGLE} in {folder}")
+    return [folder / _SINGLE]
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -91,16 +91,22 @@ class SafetensorsWeights:
         return self._entries[name]
 
 
+def listed_shards(index: Path) -> list[Path]:
+    """The files that an index of weights lists, all in its folder. Raises UserError for another kind of file and for absent shards."""
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{index} is not an index of weights (no weight_map)") from None
+    files = [index.parent / str(shard) for shard in shards]
+    if absent := [file for file in files if not file.is_file()]:
+        raise UserError(f"{index} lists {absent[0].name}, which is not in the folder: the checkpoint is incomplete")
+    return files
+
+
 def _files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{index} is not a safetensors index (no weight_map)") from None
-        if absent := [shard for shard in shards if not (folder / str(shard)).is_file()]:
-            raise UserError(f"{index} lists {absent[0]}, which is not in the folder: the checkpoint is incomplete")
-        return [folder / str(shard) for shard in shards]
+        return listed_shards(index)
     single = folder / "model.safetensors"
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
