@@ -160,3 +160,10 @@ def test_prompt_files_of_other_systems(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes("\ufeff".encode() + '{"prompt": "a\u2028b"}\r\n\r\n{"question": "c\u0085"}\r\n'.encode())
     assert [m[0]["content"] for m in load_prompts(path)] == ["a\u2028b", "c\u0085"]
+
+
+def test_a_prompt_too_long_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_tiny_model("llama", tmp_path)
+    capsys.readouterr()
+    assert run(["generate", "a" * 600, "--raw", "-m", str(folder), "--drafter", "none"]) == 2
+    assert capsys.readouterr().err == "error: the prompt has 600 tokens; the context of 512 must hold it and at least one more\n"

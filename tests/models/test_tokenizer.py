@@ -165,6 +165,12 @@ def test_transformers_is_imported_only_for_a_tokenizer(tiny_folders: dict[str, P
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_long_prompts_are_the_engines_business(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    """transformers warns of texts above this length, beside the engine's one clear line."""
+    for path in (tiny_folders["llama"], write_gguf(tiny_folders["llama"], tmp_path / "a.gguf", fields("qwen2"))):
+        assert load_tokenizer(path).model_max_length > 10**9
+
+
 def test_the_same_tokenizer_in_two_formats_is_accepted(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
     tokens = vocabulary()
     padded = [*tokens, *(f"[PAD{i}]" for i in range(len(tokens), len(tokens) + 20))]

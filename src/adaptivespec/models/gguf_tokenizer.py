@@ -41,7 +41,6 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerBase:
         pad_token=text("padding") or text("eos"),
         unk_token=text("unknown"),
         chat_template=file.get("tokenizer.chat_template"),
-        model_max_length=file.get(f"{file.get('general.architecture')}.context_length"),
         clean_up_tokenization_spaces=False,
     )
 

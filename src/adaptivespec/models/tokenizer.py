@@ -22,18 +22,23 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     if path.is_file():
         from .gguf_tokenizer import tokenizer_from_gguf
 
-        return tokenizer_from_gguf(GGUFFile(path))
+        tokenizer = tokenizer_from_gguf(GGUFFile(path))
+    else:
+        tokenizer = _from_folder(path)
+    tokenizer.model_max_length = int(1e30)  # the engine checks lengths; transformers would warn of them on its own
+    return tokenizer
+
+
+def _from_folder(path: Path) -> PreTrainedTokenizerBase:
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
         raise UserError(f"{path} has no tokenizer files (tokenizer.json)")
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # whatever transformers and tokenizers raise for damaged files
         reason = str(error).strip().splitlines()
         raise UserError(f"cannot load the tokenizer of {path}: {reason[0] if reason else type(error).__name__}") from None
-    tokenizer.model_max_length = int(1e30)  # the engine checks lengths; transformers would warn of them on its own
-    return tokenizer
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
