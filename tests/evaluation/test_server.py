@@ -34,6 +34,8 @@ def test_a_wish_means_the_same_whatever_the_defaults(text: str, default: str) ->
     names = ("policy", "effective_rule", "kappa") if wish is False else ("policy", "effective_rule", "kappa", *wish)
     assert [getattr(effective, name) for name in names] == [getattr(config, name) for name in names]
     assert not_obeyed(wish, wish) is None
+    if isinstance(wish, dict):  # silence about a setting is no obedience
+        assert all("it does not say" in (not_obeyed(wish, {n: v for n, v in wish.items() if n != left_out}) or "") for left_out in wish)
     assert parse_server_arm(text).wish(3) == wish
 
 

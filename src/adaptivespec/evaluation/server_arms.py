@@ -109,5 +109,8 @@ def not_obeyed(wish: Wish, echo: Any) -> str | None:
         return None if echo is False or policy == "off" else f"it speculated with {echo!r}"
     if not isinstance(echo, Mapping) or not isinstance(wish, dict):
         return f"in effect was {echo!r}"
-    wrong = [name for name in wish if name in echo and echo[name] != wish[name]]
-    return f"{wrong[0]} was {echo[wrong[0]]!r}, not {wish[wrong[0]]!r}" if wrong else None
+    for name in (name for name in wish if name in echo and echo[name] != wish[name]):
+        return f"{name} was {echo[name]!r}, not {wish[name]!r}"
+    for name in (name for name in wish if name not in echo):
+        return f"it does not say what {name} was"
+    return None
