@@ -302,7 +302,9 @@ def test_no_process_survives(monkeypatch: pytest.MonkeyPatch, kept: tuple[str, .
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_its_caller(layers: set[str], tmp_path: Path, how: signal.Signals) -> None:
     run = f"sandbox.LAYERS = {tuple(sorted(layers))!r}\nsandbox.run_python({BRAND + 'while True: pass'!r}, 60)"
-    code = f"from adaptivespec.evaluation import sandbox\n{run}"
+    # As at a terminal: whoever starts the tests in the background may have them ignore Ctrl-C, and children inherit that.
+    heed = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heed}\nfrom adaptivespec.evaluation import sandbox\n{run}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     caller = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
