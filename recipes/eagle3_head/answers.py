@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adaptivespec.models.decoder import Decoder
 from adaptivespec.models.kv_cache import make_block
 
-from .config import AnswerConfig, Run, config_json, write_atomic
+from .config import AnswerConfig, PromptConfig, Run, config_json, write_atomic
 from .store import Answer, answered, chunk_bytes, write_chunk
 
 LOOP_TAIL, LOOP_PERIOD = 64, 24  # an answer whose last 64 tokens repeat with a period of at most 24 is ended
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--disk-limit-gb", type=float, default=AnswerConfig.disk_limit_gb)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after this long; run again to go on")
     parser.add_argument("--shard", default="0/1", help="i/n: answer every n-th prompt, from the i-th on")
-    parser.add_argument("--max-prompt", type=int, default=224, help="longest prompt in tokens")
+    parser.add_argument("--max-prompt", type=int, default=PromptConfig.max_tokens, help="longest prompt in tokens")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

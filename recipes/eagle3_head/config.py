@@ -15,7 +15,7 @@ class PromptConfig:
     total: int = 9000
     general_share: float = 0.4
     maths_share: float = 0.3
-    max_tokens: int = 224  # with the chat template; longer ones are dropped
+    max_tokens: int = 256  # with the chat template; longer ones are dropped
     heldout_each: int = 40  # held-out maths and code prompts, beside the 40 written general ones
     seed: int = 0
 
@@ -29,18 +29,17 @@ class AnswerConfig:
 
     max_new_tokens: int = 256
     batch_size: int = 96
-    greedy_share: float = 0.7  # the rest is split evenly between temperatures 0.7 and 1.0
+    greedy_share: float = 0.7
+    temperature_else: float = 0.7
     chunk_answers: int = 128  # answers per file: what a kill can cost at most
-    disk_limit_gb: float = 12.0
+    disk_limit_gb: float = 20.0
     max_answer_tokens: int = 1_500_000
     seed: int = 0
 
     def temperature(self, index: int) -> float:
         """The temperature of prompt `index`: a function of the index alone, so that a resumed run agrees with an uninterrupted one."""
         fraction = (index * 0.6180339887) % 1.0
-        if fraction < self.greedy_share:
-            return 0.0
-        return 0.7 if fraction < (1 + self.greedy_share) / 2 else 1.0
+        return 0.0 if fraction < self.greedy_share else self.temperature_else
 
 
 @dataclass(frozen=True)

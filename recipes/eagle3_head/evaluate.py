@@ -23,6 +23,14 @@ from .store import Answer
 from .train import load_heldout
 
 
+def stretched(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's: low frequencies divided by `factor`, high ones kept, a linear blend between the two bounds."""
+    turns = frequencies * scaling["original_max_position_embeddings"] / (2 * torch.pi)  # rotations within the original context
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling["factor"])
+
+
 class ExportedHead:
     """A head in the public EAGLE-3 layout, evaluated one answer at a time in plain torch.
 
@@ -42,6 +50,8 @@ class ExportedHead:
         self.embedding, self.dtype = embedding.to(dtype), dtype
         dim = self.config["head_dim"]
         frequencies = self.config["rope_theta"] ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        if scaling := self.config.get("rope_scaling"):
+            frequencies = stretched(frequencies, scaling)
         angles = torch.outer(torch.arange(self.config["max_position_embeddings"], dtype=torch.float32), frequencies)
         self.cos, self.sin = angles.cos(), angles.sin()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,15 @@ def public_config(target: ModelConfig, intermediate_size: int, draft_vocab_size:
         "bos_token_id": target.bos_token_id,
         "eos_token_id": target.eos_token_ids[0] if target.eos_token_ids else None,
     }
-    if target.rope_scaling or target.rope_factors:
-        raise SystemExit("a target with scaled rotary frequencies needs its rope_scaling in the head's config: not supported yet")
+    if target.rope_scaling:
+        config["rope_scaling"] = {"rope_type": "llama3", **asdict(target.rope_scaling)}
     return config
+
+
+def check_exportable(target: ModelConfig) -> None:
+    """Refuse, before hours of training, a target whose rotary embedding a head's config can't describe."""
+    if target.rope_factors:
+        raise SystemExit("this GGUF file scales rotary frequencies by a table that a head's config can't hold; use the safetensors weights")
 
 
 def export(checkpoint: Path, target: ModelConfig, folder: Path) -> Path:

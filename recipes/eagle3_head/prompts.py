@@ -23,7 +23,13 @@ from . import topics as T
 from .config import PromptConfig, Run, write_atomic
 
 HELDOUT_PROMPTS = Path(__file__).with_name("heldout_prompts.jsonl")
-STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+STEP_BY_STEP = "Please reason step by step, and put your final answer within \\boxed{}."
+COMPLETE = (
+    "Complete the following Python function. Answer with the whole function in one ```python block.\n\n",
+    "Complete the following Python function. Return the full function in a Python code block.\n",
+    "Finish this function:\n",
+    "",
+)
 PACKAGES = ("networkx", "sympy", "mpmath", "rich", "yaml", "regex", "jinja2", "pydantic", "requests", "click", "numpy", "scipy", "pygments")
 HELDOUT_CODE = ("statistics", "textwrap", "heapq", "mpmath", "click")  # modules whose functions are only evaluated on
 OVERLAP_WORDS = 13  # a shared run of this many words counts as the same text (as in GPT-3's decontamination)
@@ -144,7 +150,8 @@ def maths_prompts(rng: random.Random, gsm8k: Path, reserved: int) -> tuple[list[
     """GSM8K's training questions, four of five with the usual suffix -> (training, held out)."""
     questions = load_texts(gsm8k)
     rng.shuffle(questions)
-    texts = [question + (STEP_BY_STEP if i % 5 else "") for i, question in enumerate(questions)]
+    suffixes = ("", f"\n{STEP_BY_STEP}", *[f"\n\n{STEP_BY_STEP}"] * 3)
+    texts = [question + suffixes[i % 5] for i, question in enumerate(questions)]
     return texts[reserved:], texts[:reserved]
 
 
@@ -171,9 +178,9 @@ def documented_functions(path: Path, limit: int = 8) -> list[tuple[str, str, str
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
             text = ast.get_docstring(node) or ""
-            if 40 <= len(text) <= 450:
-                names = [a.arg for a in node.args.args if a.arg not in ("self", "cls")]
-                found.append((node.name, ", ".join(names), text))
+            if 40 <= len(text) <= 700:
+                node.args.args = [a for a in node.args.args if a.arg not in ("self", "cls")]
+                found.append((node.name, ast.unparse(node.args), text))
     return found[:limit]
 
 
@@ -183,8 +190,7 @@ def code_prompts(rng: random.Random, exclusion: Exclusion, reserved: int) -> tup
     def complete(name: str, arguments: str, text: str) -> str:
         body = textwrap.indent(text, "    ").strip()
         code = f'def {name}({arguments}):\n    """{body}\n    """\n'
-        ask = ["Complete the following Python function. Return the full function in a Python code block.\n", "Finish this function:\n", ""]
-        return f"{ask[rng.choice((0, 0, 1, 2))]}```python\n{code}```"
+        return f"{rng.choice(COMPLETE)}```python\n{code}```"
 
     def describe(name: str, arguments: str, text: str) -> str:
         return f"Write a Python function `{name}({arguments})`. Description: {text}"
@@ -257,9 +263,11 @@ def main() -> None:
     parser.add_argument("--exclude", type=Path, nargs="*", default=[], help="JSON-lines files of test sets to keep out")
     parser.add_argument("--out", type=Path, default=Path("runs/eagle3-smollm2-135m"))
     parser.add_argument("--total", type=int, default=PromptConfig.total)
+    parser.add_argument("--general-share", type=float, default=PromptConfig.general_share, help="questions, chat, summaries, stories")
+    parser.add_argument("--maths-share", type=float, default=PromptConfig.maths_share, help="the rest is code")
     parser.add_argument("--seed", type=int, default=PromptConfig.seed)
     args = parser.parse_args()
-    config = PromptConfig(total=args.total, seed=args.seed)
+    config = PromptConfig(args.total, args.general_share, args.maths_share, seed=args.seed)
     excluded = [text for path in args.exclude for text in load_texts(path)]
     # Four characters per token is generous for English; the answers stage checks real lengths.
     train, heldout = build(config, args.gsm8k, excluded, lambda text: len(text) <= 4 * config.max_tokens)

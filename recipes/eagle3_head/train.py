@@ -30,6 +30,7 @@ from adaptivespec.models.architecture import ModelConfig
 from adaptivespec.models.rotary import Rotary
 
 from .config import HeadConfig, Run, TrainConfig
+from .export import check_exportable
 from .head import Batch, Head, soft_cross_entropy
 from .metrics import ChainAccuracy
 from .store import Answer, chunk_files, read_answers
@@ -364,10 +365,12 @@ def main() -> None:
     torch.set_num_threads(args["threads"])
     if "WORLD_SIZE" in os.environ:  # torchrun, or by hand: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
         dist.init_process_group("nccl" if args["device"].startswith("cuda") else "gloo")
+    from adaptivespec.models.catalogue import resolve_model
     from adaptivespec.models.loading import load_model, open_checkpoint
     from adaptivespec.models.tokenizer import encode_chat
 
     run = Run.create(args["out"])
+    check_exportable(open_checkpoint(resolve_model(args["model"]).path)[0])
     config = TrainConfig(**{name: args[name] for name in args if name in TrainConfig.__dataclass_fields__})
     head_config = HeadConfig(args["intermediate_size"], args["draft_vocab_size"])
     model = load_model(args["model"], args["dtype"], args["device"])

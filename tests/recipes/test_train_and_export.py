@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from recipes.eagle3_head.config import Run, TrainConfig
-from recipes.eagle3_head.evaluate import ExportedHead
-from recipes.eagle3_head.export import export
+from recipes.eagle3_head.evaluate import ExportedHead, stretched
+from recipes.eagle3_head.export import check_exportable, export, public_config
 from recipes.eagle3_head.head import Batch, soft_cross_entropy
 from recipes.eagle3_head.metrics import ChainAccuracy
 from recipes.eagle3_head.store import chunk_files, read_answers
@@ -18,7 +19,9 @@ from recipes.eagle3_head.train import Trainer, draft_vocabulary, load_heldout, t
 from safetensors.torch import load_file
 from tiny_target import EOS, HEAD, TARGET, TRAIN
 
+from adaptivespec.models.architecture import RopeScaling
 from adaptivespec.models.decoder import Decoder
+from adaptivespec.models.rotary import inverse_frequencies
 
 
 def make(decoder: Decoder, folder: Path, config: TrainConfig = TRAIN) -> Trainer:
@@ -163,3 +166,16 @@ def test_chain_accuracy_by_hand() -> None:
     assert metrics.accuracy == [3 / 4, 2 / 3, 1 / 2]
     # step 1: two accepted and a bonus, at 0; step 2: one accepted at 3, no room for a bonus
     assert metrics.accept_length == {3: 4 / 2}
+
+
+def test_scaled_rotary_frequencies_go_into_the_config() -> None:
+    """As Llama 3.1 has them; a GGUF's table of factors cannot go anywhere and is refused before training."""
+    scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+    config = public_config(replace(TARGET, rope_scaling=scaling), 8, 16)
+    assert config["rope_scaling"] == {"rope_type": "llama3", **asdict(scaling)}
+    plain = TARGET.rope_theta ** (-torch.arange(0, 64, 2, dtype=torch.float32) / 64)
+    expected = inverse_frequencies(replace(TARGET, head_dim=64, rope_scaling=scaling))
+    torch.testing.assert_close(stretched(plain, config["rope_scaling"]), expected)
+    check_exportable(TARGET)
+    with pytest.raises(SystemExit, match="use the safetensors weights"):
+        check_exportable(replace(TARGET, rope_factors=(1.0,)))
