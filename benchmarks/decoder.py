@@ -71,7 +71,7 @@ def main() -> None:
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
     ours_tokens = ours_seconds = theirs_tokens = theirs_seconds = 0.0
     agree = 0
-    prompts = [llm.encode(p) for p in load_prompts(limit=args.prompts)]
+    prompts = [llm.encode(p.messages) for p in load_prompts(limit=args.prompts)]
     llm.generate([prompts[0]], params.updated({"max_tokens": 8}))
     theirs.generate(torch.tensor([prompts[0]]), max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
     for prompt in prompts:

@@ -81,6 +81,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["bench", "--arms", "static:3,1,9"], "shape 3,1,9: topk 1 is a chain"),
         (["bench", "--arms", "adaptivespec:low=3/4/4,high=7/1/9"], "topk 1 is a chain"),
         (["bench", "--prompts", "/no/such.jsonl"], "cannot read prompts from /no/such.jsonl"),
+        (["bench", "--tasks", "gsm8"], "unknown task 'gsm8'; did you mean 'gsm8k'?"),
+        (["bench", "--tasks", "humaneval", "--prompts", "p.jsonl"], "--prompts and --tasks exclude each other"),
+        (["bench", "--data", "gsm8k=x.jsonl"], "--data has no effect without --tasks"),
         (["bench", "--json", "/no/such/folder/out.json"], "cannot write /no/such/folder/out.json"),
         (["bench", "--repeats", "0"], "--repeats"),
         (["bench", "--batch", "0"], "--batch: expected a size such as 4, or several such as 1,2,4,8 (at most 1024), not '0'"),
@@ -146,7 +149,7 @@ def test_a_prompt_longer_than_the_context(target: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("line", "message"),
     [("nonsense", "line 2: not JSON"), ('{"text": "x"}', "line 2: needs a field prompt or question"), ("[1]", "line 2: needs"),
-     ('{"messages": []}', "line 2: needs"), ('{"prompt": 3}', "line 2: needs")],
+     ('{"messages": []}', "line 2: needs"), ('{"turns": []}', "line 2: needs"), ('{"prompt": 3}', "line 2: needs")],
 )  # fmt: skip
 def test_prompt_files_that_are_wrong(line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "prompts.jsonl"
@@ -159,7 +162,7 @@ def test_prompt_files_of_other_systems(tmp_path: Path) -> None:
     """A byte-order mark, CRLF, blank lines and Unicode line separators inside strings."""
     path = tmp_path / "prompts.jsonl"
     path.write_bytes("\ufeff".encode() + '{"prompt": "a\u2028b"}\r\n\r\n{"question": "c\u0085"}\r\n'.encode())
-    assert [m[0]["content"] for m in load_prompts(path)] == ["a\u2028b", "c\u0085"]
+    assert [p.messages[0]["content"] for p in load_prompts(path)] == ["a\u2028b", "c\u0085"]
 
 
 def test_a_prompt_too_long_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

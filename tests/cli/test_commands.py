@@ -82,6 +82,29 @@ def test_bench_of_one_batch_size(files: list[str], tmp_path: Path, capsys: pytes
     assert "verify" in capsys.readouterr().out
 
 
+def test_bench_of_tasks_counts_each_apart(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gsm8k, math500, out = tmp_path / "gsm8k.jsonl", tmp_path / "math500.jsonl", tmp_path / "out.json"
+    gsm8k.write_text("".join(json.dumps({"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"}) + "\n" for n in range(4)))
+    math500.write_text("".join(json.dumps({"problem": f"Find ${n}^2$.", "answer": str(n * n)}) + "\n" for n in range(4)))
+    tasks = ["--tasks", "gsm8k,math500", "--data", f"gsm8k={gsm8k}", "--data", f"math500={math500}", "--limit", "2"]
+    assert run(["bench", *files, *tasks, "--arms", "ar; static:3,4,4", "--max-tokens", "12", "--repeats", "2", "--json", str(out)]) == 0
+    for arm in json.loads(out.read_text())["arms"].values():
+        assert {name: group["answers"] for name, group in arm["groups"].items()} == {"gsm8k": 4, "math500": 4}
+        assert sum(group["steps"] for group in arm["groups"].values()) == arm["steps"]
+        tokens = sum(group["steps"] * group["accept_length"] for group in arm["groups"].values())
+        assert tokens == pytest.approx(arm["steps"] * arm["accept_length"])
+    header, plain, _ = capsys.readouterr().out.splitlines()[-3:]
+    assert header.split() == ["accept", "length", "gsm8k", "(4)", "math500", "(4)", "mean"]
+    assert plain.split() == ["ar", "1.00", "1.00", "1.00"]
+
+
+def test_prompts_of_a_file_may_name_their_group(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"turns": ["Hello", "And?"], "category": "chat"}, {"prompt": "2 + 2", "kind": "maths"}, {"question": "Why?"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [(p.messages[0]["content"], p.group) for p in load_prompts(file)] == [("Hello", "chat"), ("2 + 2", "maths"), ("Why?", None)]
+
+
 def test_bench_beside_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, draft = make_tiny_model("llama", tmp_path / "model"), make_tiny_model("llama", tmp_path / "draft", noise=DRAFT_NOISE)
     out, peers = tmp_path / "out.json", ["hf", "hf-assisted", "hf-lookup"]
@@ -105,7 +128,7 @@ def test_ctrl_c_keeps_the_batch_sizes_before(
     measure = bench.measure
 
     def interrupted(*arguments: Any) -> dict[str, Any]:
-        if arguments[5] == 2:
+        if arguments[6] == 2:
             raise KeyboardInterrupt
         return measure(*arguments)
 

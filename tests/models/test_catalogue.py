@@ -45,10 +45,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     repos = {preset.repo_id: whole for preset in PRESETS.values()} | {
         preset.drafter: ["config.json", "pytorch_model.bin"] for preset in PRESETS.values()
     }
+    monkeypatch.setenv("ADAPTIVESPEC_MODELS", str(tmp_path / "no-models"))
     fake = FakeHub(
         tmp_path,
         {
             **repos,
+            PRESETS["qwen2.5-coder-0.5b"].repo_id: ["README.md", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "other-q8_0.gguf"],
             "me/mine": whole,
             "me/pickled": ["config.json", "pytorch_model.bin"],
             "me/head": ["config.json", "model.safetensors", "pytorch_model.bin"],
@@ -66,6 +68,7 @@ def names(folder: Path | None) -> set[str]:
 def test_presets_are_the_papers_targets_and_the_small_one() -> None:
     assert {preset.name: (preset.repo_id, preset.drafter) for preset in PRESETS.values()} == {
         "smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "heads/smollm2-135m"),
+        "qwen2.5-coder-0.5b": ("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "heads/qwen2.5-coder-0.5b"),
         "llama-3.1-8b-instruct": ("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
         "deepseek-r1-distill-llama-8b": ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
         "qwen3-8b": ("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"),
@@ -84,6 +87,27 @@ def test_hub_when_the_package_is_absent(hub: FakeHub, monkeypatch: pytest.Monkey
     source = resolve_model("smollm2-135m")
     assert hub.calls == ["HuggingFaceTB/SmolLM2-135M-Instruct"]
     assert not source.is_gguf
+
+
+def test_gguf_of_a_short_name(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    source = resolve_model("qwen2.5-coder-0.5b")
+    assert (source.path.name, source.is_gguf) == (name, True)
+    assert names(source.path.parent) == {name}
+    monkeypatch.setenv("ADAPTIVESPEC_MODELS", str(tmp_path))
+    (tmp_path / name).touch()
+    assert resolve_model("Qwen2.5-Coder-0.5B").path == tmp_path / name  # before the hub
+    assert len(hub.calls) == 1
+
+
+def test_heads_of_the_repository(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "__file__", str(tmp_path / "src" / "adaptivespec" / "models" / "catalogue.py"))
+    preset = PRESETS["qwen2.5-coder-0.5b"]
+    head = tmp_path / preset.drafter
+    with pytest.raises(UserError, match="name its folder in a checkout of the repository"):
+        resolve_drafter(None, preset)
+    head.mkdir(parents=True)
+    assert resolve_drafter(None, preset) == head
 
 
 def test_only_what_is_needed_is_downloaded(hub: FakeHub) -> None:

@@ -18,11 +18,12 @@ from ..evaluation.arms import DEFAULT_ARMS, Arm, parse_arms
 from . import options as o
 from .files import check_writable, write
 from .machine import machine, peak_rss_bytes, rss_bytes, versions
-from .render import aside, batch_table, comparison_table, progress_bars
+from .render import aside, batch_table, comparison_table, group_table, progress_bars
 
 if TYPE_CHECKING:
     from ..engine.inputs import Prompt
     from ..engine.llm import LLM
+    from ..evaluation.prompts import BenchPrompt
     from ..models.loading import LoadedModel
 
 FEW_ANSWERS = 10
@@ -40,9 +41,11 @@ def bench(
         ),
     ] = DEFAULT_ARMS,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with a field prompt, question or messages; default: 24 packaged prompts.")
+        Path | None, typer.Option(help="JSON lines with a field prompt, question, turns or messages; default: 24 packaged prompts.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Ask the questions of tasks instead: gsm8k, math500, humaneval, or several.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="TASK=FILE: a JSON-lines file instead of the hub's, as in eval.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts, of each task with --tasks.")] = None,
     batch: Annotated[str, typer.Option(help="Requests decoded together; a list such as 1,2,4,8 runs each in turn.")] = "1",
     max_tokens: o.MaxTokens = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, of the order and of the bootstrap.")] = 0,
@@ -61,6 +64,8 @@ def bench(
 
         adaptivespec bench --batch 8 --arms 'ar; ar+static:5,4,8+adaptivespec:margin=0.5'     # settings mixed in one batch
 
+        adaptivespec bench --tasks gsm8k,humaneval --limit 20 --max-tokens 160     # accept length by task, too
+
         adaptivespec bench --arms 'ar; adaptivespec; hf; hf-lookup'     # beside transformers, on the same weights
 
         adaptivespec bench --drafter ngram --temperature 0.8 --top-p 0.9
@@ -69,9 +74,9 @@ def bench(
     """
     chosen, sizes = parse_arms(arms, peers=True), parse_sizes(batch)
     params = sampling.params(seed=seed, max_tokens=max_tokens)
-    from ..evaluation.prompts import load_prompts
-
-    messages = load_prompts(prompts, limit)
+    chosen_prompts = find_prompts(prompts, tasks, data, limit)
+    messages = [prompt.messages for prompt in chosen_prompts]
+    groups = [prompt.group for prompt in chosen_prompts]
     check_enough(chosen, sizes, len(messages))
     traces = trace_files(engine.trace, sizes)
     for path in (*traces.values(), json):
@@ -112,7 +117,7 @@ def bench(
                 progress.update(task, advance=1, description=arm.label if len(sizes) == 1 else f"batch {size}: {arm.label}")
 
             try:
-                runs.append(measure(llm, chosen, as_prompts(llm, messages), params, repeats, size, count))
+                runs.append(measure(llm, chosen, as_prompts(llm, messages), groups, params, repeats, size, count))
             except KeyboardInterrupt:
                 if not runs:
                     raise
@@ -141,6 +146,8 @@ def bench(
     table = comparison_table(runs[0]["arms"]) if len(sizes) == 1 else batch_table({run["batch"]: run["arms"] for run in runs})
     try:
         Console().print(table)
+        if len(sizes) == 1 and any(groups):
+            Console().print(group_table(runs[0]["arms"]))
     finally:  # whoever reads the table may have left, as `| head` does; the file is written all the same
         if json is not None:
             write(json, json_module.dumps(report, indent=2))
@@ -157,13 +164,14 @@ def measure(
     llm: LLM,
     arms: list[Arm],
     prompts: Sequence[Prompt],
+    groups: Sequence[str | None],
     params: SamplingParams,
     repeats: int,
     batch: int,
     on_answer: Callable[[Arm], None],
 ) -> dict[str, Any]:
     """One batch size: what its arms did, for the report. KeyboardInterrupt when nothing was finished."""
-    from ..evaluation.bench import describe, run_bench
+    from ..evaluation.bench import describe, describe_groups, run_bench
 
     results = run_bench(llm, arms, prompts, params, repeats, batch, on_answer)
     baseline = next((result for result in results if result.arm.is_plain), None)
@@ -172,8 +180,24 @@ def measure(
         "batch": batch,
         "answers_per_arm": len(results[0].outputs),
         "kv_cache_bytes": cache.numel() * cache.element_size(),
-        "arms": {result.arm.label: describe(result, baseline, params.seed or 0) for result in results},
+        "arms": {one.arm.label: {**describe(one, baseline, params.seed or 0), "groups": describe_groups(one, groups)} for one in results},
     }
+
+
+def find_prompts(path: Path | None, tasks: str | None, data: list[str] | None, limit: int | None) -> list[BenchPrompt]:
+    """The prompts of a file, of tasks, or the packaged ones. Raises UserError."""
+    from ..evaluation.prompts import BenchPrompt, load_prompts
+    from .eval_setup import load_questions, parse_data, parse_names
+
+    if tasks is None:
+        if data:
+            raise UserError("--data has no effect without --tasks")
+        return load_prompts(path, limit)
+    if path is not None:
+        raise UserError("--prompts and --tasks exclude each other")
+    names = parse_names(tasks)
+    questions = load_questions(names, parse_data(data or [], names), limit)
+    return [BenchPrompt(question.messages, name) for name, own in questions.items() for question in own]
 
 
 def parse_sizes(text: str) -> list[int]:

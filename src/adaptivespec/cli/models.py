@@ -24,10 +24,7 @@ def models(json: Annotated[bool, typer.Option("--json", help="Print JSON instead
     """
     from ..models.catalogue import PRESETS
 
-    rows = [
-        {"name": p.name, "model": p.repo_id, "drafter": "packaged" if p.drafter.startswith("heads/") else p.drafter, "about": p.description}
-        for p in PRESETS.values()
-    ]
+    rows = [{"name": p.name, "model": p.repo_id, "drafter": p.drafter, "about": p.description} for p in PRESETS.values()]
     if json:
         typer.echo(to_json(rows))
         return

@@ -87,6 +87,20 @@ def batch_table(runs: dict[int, dict[str, dict[str, Any]]]) -> Group:
     return Group(table, Text("tok/s of whole answers, and x plain at the same batch", style=CAPTION))
 
 
+def group_table(rows: dict[str, dict[str, Any]]) -> Group:
+    """Accept length of each arm by group of prompts, and the mean of the groups, from `evaluation.bench.describe_groups`."""
+    groups = {group: own["answers"] for row in rows.values() for group, own in row["groups"].items()}
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("accept length", overflow="fold", min_width=12)
+    for group, answers in groups.items():
+        table.add_column(f"{group} ({answers})", justify="right", overflow="fold", min_width=5)
+    table.add_column("mean", justify="right", no_wrap=True)
+    for label, row in rows.items():
+        lengths = [own["accept_length"] for own in row["groups"].values()]
+        table.add_row(label, *(f"{length:.2f}" for length in lengths), f"{sum(lengths) / len(lengths):.2f}")
+    return Group(Text(), table)
+
+
 def draw_tree(record: StepRecord, decode: Callable[[int], str]) -> Tree:
     """One step's draft tree: accepted nodes green, promoted yellow, rejected dim; the target's bonus token at its place."""
     promoted = {node for node, flag in zip(record.path, record.promoted, strict=True) if flag}

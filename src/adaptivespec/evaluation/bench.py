@@ -181,6 +181,26 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
     return row
 
 
+def describe_groups(result: ArmResult, groups: Sequence[str | None]) -> dict[str, dict[str, Any]]:
+    """What the steps of each group of prompts came to, by group; empty where no prompt has one.
+
+    Args:
+        result: what an arm did.
+        groups: of each prompt, in the order they were given to `run_bench`.
+    """
+    members: dict[str, list[RequestOutput | PeerOutput]] = {group: [] for group in groups if group is not None}
+    for i, output in enumerate(result.outputs):
+        group = groups[i % len(groups)]
+        if group is not None:
+            members[group].append(output)
+    wanted = ("accept_length", "acceptance_rate", "promoted_per_1k", "steps")
+    out = {}
+    for group, outputs in members.items():
+        steps = _steps(outputs, 0.0)
+        out[group] = {"answers": len(outputs), **{name: steps[name] for name in wanted}}
+    return out
+
+
 def _steps(outputs: Sequence[RequestOutput | PeerOutput], seconds: float) -> dict[str, Any]:
     """What is known of the steps behind answers that took so many seconds together."""
     ours = [output for output in outputs if isinstance(output, RequestOutput)]

