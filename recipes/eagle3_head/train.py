@@ -41,14 +41,14 @@ def draft_vocabulary(
 ) -> torch.Tensor:
     """The most frequent tokens of the answers, sorted by id; `always` are included.
 
-    Prompt tokens count a little: what an answer copies (names, identifiers) comes from there. So does a low id, because byte-pair merges
-    are numbered by frequency: with a few hundred thousand answer tokens this covered 0.8 % more of the held-out answers.
+    Prompt tokens count a third, because what an answer copies (names, identifiers) comes from there. A low id counts a little, because
+    byte-pair merges are numbered by frequency. With 250k answer tokens both together covered about 1 % more of the held-out answers.
     """
     counts = 4 * (1 - torch.arange(vocab_size, dtype=torch.float64) / vocab_size)
     for answer in answers:
         counts += torch.bincount(answer.tokens[answer.prompt_length :].long(), minlength=vocab_size)
     for ids in prompts:
-        counts += 0.03 * torch.bincount(torch.tensor(ids), minlength=vocab_size)
+        counts += 0.3 * torch.bincount(torch.tensor(ids), minlength=vocab_size)
     counts[sorted(always)] = float("inf")
     return counts.topk(min(size, vocab_size))[1].sort()[0]
 
