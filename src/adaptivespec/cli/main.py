@@ -11,7 +11,7 @@ import typer
 
 from ..config import SpeculativeConfig
 from ..errors import UserError
-from . import bench, chat, demo, generate, models, report
+from . import bench, chat, check, demo, generate, models, report, serve
 from .eval import evaluate
 from .groups import flattened
 from .render import aside
@@ -30,6 +30,8 @@ app.command("eval")(flattened(evaluate))
 app.command("report")(report.report)
 app.command("models")(models.models)
 app.command("demo")(demo.demo)
+app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
+app.command("check")(check.check)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,1 @@
+"""The method inside other engines. The host engine is imported inside functions only."""
