@@ -17,7 +17,7 @@ from adaptivespec.errors import UserError
 from adaptivespec.integrations.sglang import server_args
 from adaptivespec.integrations.sglang.plugin import Plugin
 from adaptivespec.integrations.sglang.requests import Requests, living
-from adaptivespec.integrations.sglang.settings import SGLangConfig, build_policy
+from adaptivespec.integrations.sglang.settings import SGLangConfig, served_policy
 from adaptivespec.integrations.sglang.shapes import Shapes
 from adaptivespec.method.tree import TreeShape
 from integrations.sglang_fakes import make_req, walk
@@ -140,7 +140,7 @@ def test_a_matching_flag_is_no_contradiction(sglang: Any) -> None:
 
 def make_plugin(**settings: Any) -> Plugin:
     plugin = Plugin(SGLangConfig(**settings))
-    plugin.policy = build_policy(plugin.settings)
+    plugin.policy = served_policy(plugin.settings)
     plugin.shapes = Shapes(plugin.policy, plugin.settings.aggregate)
     plugin.requests = Requests(plugin.defaults, plugin.policy)
     return plugin

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..build import build_policy, build_rule, require_temperature
 from ..config import POLICY_SETTINGS, RULE_SETTINGS, EngineConfig, SamplingParams, SpeculativeConfig
 from ..drafters.base import Drafter
 from ..drafters.loading import build_drafter, find_drafter
@@ -17,10 +18,10 @@ from ..method.tree import TreeShape
 from ..models.catalogue import resolve_model
 from ..models.loading import LoadedModel, load_model
 from ..telemetry.trace import TraceWriter
-from .build import build_policy, build_rule, choose_device, nothing_is_ignored, require_drafter, require_temperature
 from .detokenizer import Detokenizer
 from .inputs import Prompt, encode, is_message, one_each, prompt_list, sampling_params
 from .occurrences import Occurrences
+from .refusals import choose_device, nothing_is_ignored, require_drafter
 from .request import Request, RequestOutput, StreamChunk
 from .runner import Runner
 from .scheduler import Scheduler

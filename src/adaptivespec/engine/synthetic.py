@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..build import build_policy, build_rule, require_temperature
 from ..config import SpeculativeConfig
 from ..drafters.grow import Level, grow
 from ..method.acceptance import VerifyInputs
@@ -24,7 +25,6 @@ from ..method.guards import protected_mask
 from ..method.noise import derive, gumbel, uniform
 from ..method.policy import PolicyState, Root, TreePolicy
 from ..method.tree import DraftTree, TreeShape, select_rows
-from .build import build_policy, build_rule, require_temperature
 from .sampling import rule_params
 
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -16,7 +16,7 @@ from ...method.tree import TreeShape
 from . import hooks, server_args
 from .metrics import Series
 from .requests import ATTRIBUTE, RequestBatch, Requests, RequestState, living
-from .settings import REQUEST_KEY, SGLangConfig, build_policy, load_settings, request_config
+from .settings import REQUEST_KEY, SGLangConfig, load_settings, request_config, served_policy
 from .shapes import Shapes
 from .step import Step, StepResult, book, no_signal, result_of, root_of
 from .verify import decide
@@ -85,7 +85,7 @@ class Plugin:
                 shape = TreeShape(worker.speculative_num_steps, worker.topk, worker.speculative_num_draft_tokens)
                 self.policy = Static(shape)
             else:
-                self.policy = build_policy(self.settings)
+                self.policy = served_policy(self.settings)
             self.shapes = Shapes(self.policy, self.settings.aggregate)
             self.requests = Requests(self.defaults, self.policy)
             if len(self.shapes.all) > 1:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ...build import build_rule
 from ...config import RULES, SpeculativeConfig
 from ...errors import UserError
 from ...method.acceptance import AcceptanceRule, Margin, Strict
@@ -27,7 +28,7 @@ from ...method.policy import PolicyState, TreePolicy
 from ...method.tree import TreeShape
 from ...telemetry.stats import Summary
 from .sampling import SamplingRows, scores
-from .settings import build_rule, request_config
+from .settings import request_config
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...method.tree import TreeShape
-from .settings import ENVIRONMENT, SGLangConfig, build_policy
+from .settings import ENVIRONMENT, SGLangConfig, served_policy
 from .shapes import Shapes
 
 ALGORITHMS = ("EAGLE3", "EAGLE", "STANDALONE")
@@ -35,7 +35,7 @@ def room(settings: SGLangConfig) -> TreeShape | None:
     """The shape that memory is reserved for; None where the server's own flags name the static shape."""
     if settings.policy == "static" and not settings.fixed_shape:
         return None
-    return Shapes(build_policy(settings)).room
+    return Shapes(served_policy(settings)).room
 
 
 def resolve(settings: SGLangConfig, server_args: Any, previous: Callable[[Any], None]) -> None:

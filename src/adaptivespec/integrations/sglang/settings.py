@@ -8,11 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ...build import build_policy, build_rule, require_temperature
 from ...config import ALIASES, POLICY_SETTINGS, SpeculativeConfig, check_names
 from ...errors import UserError
-from ...method.acceptance import AcceptanceRule
 from ...method.policy import TreePolicy
-from ...method.registry import make_policy, make_rule
 
 ENVIRONMENT = "ADAPTIVESPEC"
 """The environment variable that holds the settings: a JSON object, or the path of a file with one."""
@@ -68,57 +67,20 @@ def load_settings(text: str | None = None) -> SGLangConfig:
         UserError: they do not exist, do not fit, or SGLang cannot serve them.
     """
     settings = SGLangConfig.parse(os.environ.get(ENVIRONMENT, "") if text is None else text)
-    build_policy(settings)
+    served_policy(settings)
     build_rule(settings)
     return settings
 
 
-def build_policy(config: SpeculativeConfig) -> TreePolicy:
+def served_policy(config: SpeculativeConfig) -> TreePolicy:
     """The tree policy that settings name. Raises UserError for impossible shapes, and for a policy that decides while drafting."""
-    try:
-        policy = make_policy(
-            config.policy,
-            shape=config.shape,
-            low=config.low,
-            high=config.high,
-            saturation=config.saturation,
-            alpha=config.alpha,
-            patience=config.patience,
-            normalise=config.normalise,
-            mu=config.talon_mu,
-            candidate_steps=config.candidate_steps,
-            confidence_threshold=config.confidence_threshold,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    policy = build_policy(config)
     if policy.per_level:
         raise UserError(
             f"policy {config.policy} decides while the tree is drafted, level by level, and SGLang drafts a shape that is fixed before; "
             "use adaptive, static, accept_ema or heuristic"
         )
     return policy
-
-
-def build_rule(config: SpeculativeConfig) -> AcceptanceRule:
-    """The acceptance rule that settings name. Raises UserError for one that SGLang's drafters cannot serve."""
-    rule = make_rule(
-        config.effective_rule,
-        threshold_single=config.threshold_single,
-        threshold_acc=config.threshold_acc,
-        typical_epsilon=config.typical_epsilon,
-        typical_delta=config.typical_delta,
-        relaxed_topk=config.relaxed_topk,
-        relaxed_delta=config.relaxed_delta,
-        logit_ratio=config.logit_ratio,
-        window=config.window,
-        window_entropy=config.window_entropy,
-    )
-    if rule.needs_q:
-        raise UserError(
-            f"rule {rule.name} needs a drafter that samples; the plug-in's propose their best tokens: use rule strict, which is lossless "
-            "at every temperature"
-        )
-    return rule
 
 
 def request_config(defaults: SpeculativeConfig, custom_params: object, temperature: float) -> SpeculativeConfig:
@@ -134,11 +96,7 @@ def request_config(defaults: SpeculativeConfig, custom_params: object, temperatu
     """
     wish = custom_params.get(REQUEST_KEY) if isinstance(custom_params, Mapping) else None
     config = _wished(defaults, wish)
-    rule = build_rule(config)
-    if temperature == 0 and not rule.serves_greedy:
-        raise UserError(f"rule {rule.name} samples: it needs a temperature above 0, not 0")
-    if temperature > 0 and not rule.serves_sampling:
-        raise UserError(f"rule {rule.name} is defined at temperature 0 only, not {temperature:g}")
+    require_temperature(build_rule(config), temperature)
     return config
 
 
