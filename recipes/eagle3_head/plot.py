@@ -40,12 +40,13 @@ def plot(log: Path, to: Path) -> Path:
     tokens = [row["tokens_seen"] / 1e6 for row in losses]
     left.plot(tokens, [row["loss"] for row in losses], color="tab:gray")
     left.set(xlabel="answer tokens seen (millions)", ylabel="loss (all unroll steps)")
-    at = {row["step"]: row["tokens_seen"] / 1e6 for row in losses}
-    evaluations = [row for row in evaluations if row["step"] in at]
+    seen = [row["tokens_seen"] / 1e6 for row in evaluations]
     for kind, style in zip(evaluations[0]["heldout"] if evaluations else [], ("-", "--", ":", "-."), strict=False):
         for step, colour in ((1, "tab:blue"), (3, "tab:orange"), (5, "tab:green")):
             accuracy = [row["heldout"][kind]["accuracy"][step - 1] for row in evaluations]
-            right.plot([at[row["step"]] for row in evaluations], accuracy, style, color=colour, marker=".", label=f"{kind}, step {step}")
+            right.plot(
+                [row["tokens_seen"] / 1e6 for row in evaluations], accuracy, style, color=colour, marker=".", label=f"{kind}, step {step}"
+            )
     right.set(xlabel="answer tokens seen (millions)", ylabel="held-out top-1 accuracy", ylim=(0, 1))
     if evaluations:
         right.legend(fontsize="small", ncols=len(evaluations[0]["heldout"]))

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.torch import load_file
 
 from adaptivespec.models.architecture import ModelConfig
 from adaptivespec.models.rotary import Rotary
@@ -53,6 +54,25 @@ def draft_vocabulary(
     return counts.topk(min(size, vocab_size))[1].sort()[0]
 
 
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """fp32 weights that read raw features, and the draft vocabulary [K], of an exported head's folder or of a run's checkpoint.
+
+    Raises:
+        SystemExit: the path is neither.
+    """
+    if path.is_dir() and (file := path / "model.safetensors").is_file():
+        tensors = load_file(file)
+        vocabulary = torch.arange(len(tensors["d2t"])) + tensors.pop("d2t")
+        del tensors["t2d"]
+        return {name: value.float() for name, value in tensors.items()}, vocabulary
+    if not path.is_file():
+        raise SystemExit(f"--warm-start {path}: neither the folder of an exported head nor a checkpoint.pt")
+    state = torch.load(path, weights_only=True)
+    weights = dict(state["average"])
+    weights["fc.weight"] = weights["fc.weight"] / state["head"]["feature_scale"]
+    return weights, state["vocabulary"]
+
+
 class Trainer:
     """Everything a run needs in memory.
 
@@ -63,7 +83,7 @@ class Trainer:
         config, head_config: hyper-parameters.
         eos: ids that the draft vocabulary always holds.
         prompts: token ids of further prompts, for the vocabulary only.
-        warm_start: another checkpoint whose averaged weights a new run begins with (its vocabulary may differ).
+        warm_start: an exported head, or another run's checkpoint, whose weights a new run begins with (its vocabulary may differ).
     """
 
     def __init__(
@@ -95,7 +115,7 @@ class Trainer:
             features = torch.cat([a.features[a.prompt_length - 1 :] for a in sample])
             self.head.initialise(features, rows[self.vocabulary].float().cpu(), norm.float().cpu(), config.seed)
             if warm_start:
-                self._warm_start(torch.load(warm_start, weights_only=True))
+                self._warm_start(*read_weights(warm_start))
         self.head.to(self.device)
         self.draft_rows = rows[self.vocabulary].contiguous()
         self.in_vocabulary = torch.zeros(target.vocab_size, dtype=torch.bool)
@@ -116,16 +136,18 @@ class Trainer:
         if state:
             self._restore(state)
 
-    def _warm_start(self, state: dict[str, Any]) -> None:
-        """Take over weights; output rows by token, so that tokens new to the vocabulary keep the target's rows."""
-        weights = dict(state["average"])
+    def _warm_start(self, weights: dict[str, torch.Tensor], vocabulary: torch.Tensor) -> None:
+        """Take over weights that read raw features; output rows by token, so that tokens new to the vocabulary keep the target's rows."""
         old = weights.pop("lm_head.weight")
-        self.head.load_state_dict(weights, strict=False)
-        self.head.feature_scale.copy_(state["head"]["feature_scale"])
-        place = torch.full((self.head.target.vocab_size,), -1)
-        place[state["vocabulary"]] = torch.arange(len(old))
-        source = place[self.vocabulary]
         with torch.no_grad():
+            for name, parameter in self.head.named_parameters():
+                if name == "fc.weight":
+                    parameter.copy_(weights[name] * self.head.feature_scale)
+                elif name in weights:
+                    parameter.copy_(weights[name])
+            place = torch.full((self.head.target.vocab_size,), -1)
+            place[vocabulary] = torch.arange(len(old))
+            source = place[self.vocabulary]
             self.head.lm_head.weight[source >= 0] = old[source[source >= 0]]
 
     # Checkpoints
@@ -320,7 +342,8 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
             loss, accuracy = trainer.train_step(watch=(trainer.step + 1) % 20 == 0)
             trainer.seconds += time.monotonic() - started
             loss_average = loss if loss_average is None else 0.97 * loss_average + 0.03 * loss
-            if first and trainer.step % 20 == 0:
+            finished = trainer.step == last
+            if first and (trainer.step % 20 == 0 or finished):
                 row: dict[str, object] = {
                     "step": trainer.step,
                     "loss": round(loss_average, 4),
@@ -334,12 +357,11 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
                 log.flush()
                 speed = trainer.tokens_seen / max(trainer.seconds, 1e-9)
                 progress.update(bar, completed=trainer.step, description=f"loss {loss_average:.3f} epoch {trainer.epoch} {speed:.0f} tok/s")
-            finished = trainer.step == last
             if trainer.step % c.checkpoint_steps == 0 or finished:
                 trainer.save()
             if first and heldout and (trainer.step % c.evaluate_steps == 0 or finished):
                 result = {kind: trainer.evaluate(answers).summary() for kind, answers in heldout.items()}
-                log.write(json.dumps({"step": trainer.step, "heldout": result}) + "\n")
+                log.write(json.dumps({"step": trainer.step, "tokens_seen": trainer.tokens_seen, "heldout": result}) + "\n")
                 log.flush()
                 progress.console.print(f"step {trainer.step}: " + json.dumps(result))
 
@@ -353,7 +375,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--warm-start", type=Path, help="a checkpoint to begin a new run from")
+    parser.add_argument("--warm-start", type=Path, help="an exported head or a checkpoint to begin a new run from")
     parser.add_argument("--until", type=int, help="stop at this step without changing the schedule")
     for name in ("steps", "decay_steps", "batch_size", "unroll", "checkpoint_steps", "evaluate_steps", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(defaults, name))

@@ -15,7 +15,7 @@ from recipes.eagle3_head.export import check_exportable, export, public_config
 from recipes.eagle3_head.head import Batch, soft_cross_entropy
 from recipes.eagle3_head.metrics import ChainAccuracy
 from recipes.eagle3_head.store import chunk_files, read_answers
-from recipes.eagle3_head.train import Trainer, draft_vocabulary, load_heldout, train
+from recipes.eagle3_head.train import Trainer, draft_vocabulary, load_heldout, read_weights, train
 from safetensors.torch import load_file
 from tiny_target import EOS, HEAD, TARGET, TRAIN
 
@@ -179,3 +179,29 @@ def test_scaled_rotary_frequencies_go_into_the_config() -> None:
     check_exportable(TARGET)
     with pytest.raises(SystemExit, match="use the safetensors weights"):
         check_exportable(replace(TARGET, rope_factors=(1.0,)))
+
+
+@pytest.mark.parametrize("source", ["head", "checkpoint.pt"])
+def test_warm_start_takes_over_what_was_learned(source: str, trained: Trainer, tmp_path: Path, decoder: Decoder) -> None:
+    """A new run on other features' scale and another vocabulary drafts like the old one, but for bf16 rounding of an exported head."""
+    trained.save()
+    path = export(trained.run.checkpoint, TARGET, tmp_path / "head").parent if source == "head" else trained.run.checkpoint
+    shutil.copytree(trained.run.answers, tmp_path / "run" / "answers")
+    config, tables = replace(TRAIN, seed=7), (decoder.embedding, decoder.embedding, decoder.norm)
+    wider = replace(HEAD, draft_vocab_size=HEAD.draft_vocab_size + 8)
+    again = Trainer(TARGET, tables, Run(tmp_path / "run"), config, wider, {EOS}, warm_start=path)
+    assert not torch.equal(again.head.feature_scale, trained.head.feature_scale)
+    answers = load_heldout(trained.run)["general"]
+    batch = Batch.collate(answers)
+    with torch.no_grad():
+        old = next(trained.head.unroll(trained.average, batch, decoder.embedding, trained.rotary, 1))
+        new = next(again.head.unroll(again.head.cast(torch.float32), batch, decoder.embedding, again.rotary, 1))
+    torch.testing.assert_close(new, old, atol=2e-2, rtol=2e-2)
+    common = [int(i) for i in trained.vocabulary if i in again.vocabulary]
+    rows = [[t.vocabulary.tolist().index(i) for i in common] for t in (trained, again)]
+    torch.testing.assert_close(again.head.lm_head.weight[rows[1]], trained.average["lm_head.weight"][rows[0]], atol=1e-2, rtol=1e-2)
+
+
+def test_warm_start_from_nothing_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="neither the folder of an exported head nor a checkpoint"):
+        read_weights(tmp_path)
