@@ -44,9 +44,7 @@ def plot(log: Path, to: Path) -> Path:
     for kind, style in zip(evaluations[0]["heldout"] if evaluations else [], ("-", "--", ":", "-."), strict=False):
         for step, colour in ((1, "tab:blue"), (3, "tab:orange"), (5, "tab:green")):
             accuracy = [row["heldout"][kind]["accuracy"][step - 1] for row in evaluations]
-            right.plot(
-                [row["tokens_seen"] / 1e6 for row in evaluations], accuracy, style, color=colour, marker=".", label=f"{kind}, step {step}"
-            )
+            right.plot(seen, accuracy, style, color=colour, marker=".", label=f"{kind}, step {step}")
     right.set(xlabel="answer tokens seen (millions)", ylabel="held-out top-1 accuracy", ylim=(0, 1))
     if evaluations:
         right.legend(fontsize="small", ncols=len(evaluations[0]["heldout"]))

@@ -30,7 +30,7 @@ def test_bench_writes_every_number_that_it_promises(files: list[str], tmp_path: 
     arms = "ar; static:3,4,4; margin; tree; adaptivespec; margin:5,4,8,margin=0.05,guards=none"
     assert run(["bench", *files, "--arms", arms, "--limit", "2", "--max-tokens", "12", "--repeats", "2", "--json", str(out)]) == 0
     report = json.loads(out.read_text())
-    assert report["rss_after_imports_bytes"] < report["peak_rss_bytes"]
+    assert 0 < report["rss_after_imports_bytes"] <= report["peak_rss_bytes"]
     assert {"machine", "versions", "command", "model", "dtype", "weights_bytes", "kv_cache_bytes"} <= report.keys()
     labels = [arm.replace(" ", "") for arm in arms.split("; ")]
     assert list(report["arms"]) == labels
