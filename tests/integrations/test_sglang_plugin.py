@@ -108,6 +108,7 @@ def test_memory_is_reserved_for_the_largest_shape(sglang: Any, settings: dict[st
         ),
         ({"speculative_adaptive": True}, "--speculative-adaptive True does not go with ADAPTIVESPEC: the plug-in's tree policy"),
         ({"speculative_accept_threshold_single": 0.8}, "--speculative-accept-threshold-single 0.8 does not go with ADAPTIVESPEC"),
+        ({"skip_tokenizer_init": True}, "--skip-tokenizer-init True does not go with ADAPTIVESPEC: guards protect"),
         ({"pp_size": 2}, "--pp-size 2 does not go with ADAPTIVESPEC"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode does not go with ADAPTIVESPEC"),
         ({"device": "xpu"}, "--device xpu does not go with ADAPTIVESPEC"),
@@ -253,8 +254,13 @@ def test_requests_that_ended_or_were_retracted_are_not_counted(sglang: Any) -> N
     batch = batch_of(reqs, torch.full((3, 4), 0.5))
     result = plugin.run_step(stock_step(plugin, 3, True, 0.5, []), None, batch)
     reqs[0].done, reqs[1].is_retracted = True, True
+    result.adaptivespec.values[:, 2] = 0.5  # nats that the step spent
+    plugin.requests.batch(reqs, torch.device("cpu")).spent += 0.75  # type: ignore[union-attr]
     finish(plugin, result, batch)
     assert [plugin.requests.state_of(req).totals.steps for req in reqs] == [0, 0, 1]  # type: ignore[union-attr]
+    # what the dropped tokens of the retracted request had spent is given back, once
+    for _ in range(2):
+        assert plugin.requests.batch(reqs, torch.device("cpu")).spent.tolist() == [0.25, 0.25, 0.75]  # type: ignore[union-attr]
 
 
 def test_the_report_goes_out_once_and_takes_the_state_with_it(sglang: Any) -> None:
@@ -272,6 +278,9 @@ def test_the_report_goes_out_once_and_takes_the_state_with_it(sglang: Any) -> No
     assert [report["verify_steps"] for (report,) in sent] == [1, 1]
     gc.collect()
     assert living() == before
+    middle = {"spec_accept_rate": 0.1, "spec_num_proposed_drafts": 99, "spec_accept_length": 2.0}
+    plugin.correct_rate(lambda *_: None, None, middle, None, 0)
+    assert middle == {"spec_accept_length": 2.0}
     meta: dict[str, Any] = {"spec_accept_rate": 0.1, "spec_num_proposed_drafts": 99}
     others: list[Any] = []
     plugin.receive_report(lambda *args: others.append(args[3]), None, meta, None, {"x": [[1]], "adaptivespec": sent}, 1, None)

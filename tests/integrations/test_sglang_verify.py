@@ -15,7 +15,7 @@ from adaptivespec.config import SpeculativeConfig
 from adaptivespec.integrations.sglang.requests import RequestBatch, Requests
 from adaptivespec.integrations.sglang.shapes import Shapes
 from adaptivespec.integrations.sglang.step import Step, book, root_of
-from adaptivespec.integrations.sglang.verify import decide, spent_after
+from adaptivespec.integrations.sglang.verify import agreed, decide, spent_after
 from adaptivespec.method.acceptance import VerifyInputs
 from adaptivespec.method.noise import gumbel
 from adaptivespec.method.policy import Adaptive
@@ -100,6 +100,7 @@ SAMPLING: list[dict[str, Any]] = [
 def test_the_stock_walk_takes_the_rules_path(seed: int, chosen: list[int], sampling: int) -> None:
     case, _reqs = make_case(seed, [WISHES[i] for i in chosen], [SAMPLING[(sampling + i) % 3] for i in range(len(chosen))])
     decision = case.decide()
+    assert decision.target_predict.is_contiguous()  # the CUDA kernel reads the memory as it lies
     for b, (accepted, emitted) in enumerate(walk_all(case.tree.tokens, case.tree.to_sglang(), decision.target_predict, case.tree.levels)):
         count = int(decision.acceptance.num_accepted[b])
         assert accepted == decision.acceptance.path[b, :count].tolist()
@@ -180,3 +181,24 @@ def test_nothing_waits_for_the_device(sampling: dict[str, Any]) -> None:
         step.decision = case.decide()
         book(step, policy)
         shapes.signal(case.batch.policy, root)
+
+
+@pytest.mark.parametrize("sampling", [1, 2])
+def test_other_ranks_take_the_first_ones_decision(sampling: int) -> None:
+    """A rank whose sums round differently ends with the first rank's path, bonus and margins, exactly."""
+    wishes, params = [WISHES[2], WISHES[0], WISHES[4]], [SAMPLING[sampling]] * 3
+    case, _reqs = make_case(1, wishes, params)
+    first = case.decide()
+    case.logits = case.logits.flip(1)
+    other = case.decide()
+    assert not torch.equal(first.target_predict, other.target_predict)
+    messages: list[torch.Tensor] = []
+    agreed(first, lambda values: messages.append(values) or values)  # type: ignore[func-returns-value]
+    taken = agreed(other, lambda _: messages[0])
+    assert torch.equal(taken.target_predict, first.target_predict)
+    assert taken.target_predict.dtype == first.target_predict.dtype
+    assert taken.target_predict.is_contiguous()
+    for field in dataclasses.fields(first.acceptance):
+        mine, theirs = getattr(taken.acceptance, field.name), getattr(first.acceptance, field.name)
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs), field.name

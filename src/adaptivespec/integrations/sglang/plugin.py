@@ -19,7 +19,7 @@ from .requests import ATTRIBUTE, RequestBatch, Requests, RequestState, living
 from .settings import REQUEST_KEY, SGLangConfig, load_settings, request_config, served_policy
 from .shapes import Shapes
 from .step import Step, StepResult, book, no_signal, result_of, root_of
-from .verify import decide
+from .verify import agreed, decide
 from .worker import ShapeSwitch
 
 logger = logging.getLogger(__name__)
@@ -211,6 +211,8 @@ class Plugin:
             seq_lens=step.seq_lens,
             levels=step.shape.num_steps,
         )
+        if step.batch.sampling.samples and _ranks() > 1:
+            step.decision = agreed(step.decision, _from_first_rank)
         book(step, self.policy)
         return original(**{**kwargs, "target_predict": step.decision.target_predict})
 
@@ -233,7 +235,9 @@ class Plugin:
             counted = []
             for state, runs, (accepted, promoted, nats, spent, signal) in zip(done.states, running, done.rows(), strict=True):
                 state.signal_before, state.signal = state.signal, signal
-                if runs:
+                if not runs:  # its tokens are dropped, and decoded again after a retraction
+                    state.refund += nats
+                else:
                     state.totals.add(done.shape, accepted, promoted, spent)
                     counted.append((accepted, promoted, nats))
             self.drafted += len(counted) * (done.shape.num_draft_tokens - 1)
@@ -294,9 +298,14 @@ class Plugin:
         """SGLang's own fields of meta_info, from what was drafted."""
         original(manager, meta_info, recv_obj, i)
         report = meta_info.get(REQUEST_KEY)
-        if report and "spec_accept_rate" in meta_info:
+        if "spec_accept_rate" not in meta_info:
+            return
+        if report:
             meta_info["spec_num_proposed_drafts"] = report["drafted"]
             meta_info["spec_accept_rate"] = report["acceptance_rate"]
+        else:  # in the middle of a stream nobody here knows what was drafted
+            del meta_info["spec_accept_rate"]
+            meta_info.pop("spec_num_proposed_drafts", None)
 
 
 def _narrowed(roots: Any, topk: int) -> Any:
@@ -304,6 +313,13 @@ def _narrowed(roots: Any, topk: int) -> Any:
     narrow = copy.copy(roots)
     narrow.topk_p, narrow.topk_index = roots.topk_p[:, :topk].contiguous(), roots.topk_index[:, :topk].contiguous()
     return narrow
+
+
+def _ranks() -> int:
+    """Ranks of tensor parallelism."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().tp_group.world_size)
 
 
 def _from_first_rank(values: torch.Tensor) -> torch.Tensor:

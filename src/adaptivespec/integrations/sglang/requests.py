@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 ATTRIBUTE = "adaptivespec"
 """Where a request's state hangs on SGLang's request object."""
 
-_MASKS_KEPT = 32
+_MASKS_KEPT = 256
+_RULES_KEPT = 64
 _ALL_TOKENS = 1 << 30  # SGLang's top_k for the whole vocabulary
 _WIDEST_TOP_K = 1024
 _UNLIMITED = torch.iinfo(torch.int64).max
@@ -94,6 +95,7 @@ class RequestState:
         protected: token ids that guards protect.
         prompt_tokens: length of the prompt.
         spent: float64 [1], nats spent; policy: its rows of the policy's state; both on the device, None before the first decoding step.
+        refund: nats in `spent` of steps whose tokens SGLang dropped; taken off when the request joins a batch again.
         signal, signal_before: the policy's signal after the last finished step and after the one before it; None while there is none.
     """
 
@@ -109,6 +111,7 @@ class RequestState:
     totals: Totals = field(default_factory=Totals)
     spent: torch.Tensor | None = None
     policy: PolicyState | None = None
+    refund: float = 0.0
     signal: float | None = None
     signal_before: float | None = None
     serial: int = field(default_factory=lambda: next(_serial))
@@ -167,7 +170,8 @@ class Requests:
         """The requests of a batch, in its order."""
         states = [self.state_of(req) for req in reqs]
         serials = [state.serial for state in states]
-        if self._last is None or self._last.serials != serials or self._last.device != device:
+        refunds = any(state.refund for state in states)
+        if self._last is None or self._last.serials != serials or self._last.device != device or refunds:
             if self._last is not None:
                 self._last.hand_back()
             self._last = RequestBatch(states, self._policy, device)
@@ -195,9 +199,13 @@ class Requests:
             config = self._defaults.for_request({"rule": "strict"})
         # Kappa and guards are tensors of the batch, so requests that differ in nothing else share a rule.
         key = config.effective_rule + config.model_dump_json(include=set(RULES[config.effective_rule]) - set(RULES["margin"]))
+        if key not in self._rules:
+            if len(self._rules) >= _RULES_KEPT:  # as with masks
+                self._rules.clear()
+            self._rules[key] = build_rule(config)
         return RequestState(
             config=config,
-            rule=self._rules.setdefault(key, build_rule(config)),
+            rule=self._rules[key],
             temperature=temperature,
             seed=_seed(req.rid, params),
             top_k=int(params.top_k),
@@ -280,7 +288,9 @@ class RequestBatch:
         )
         fresh = policy.initial(1, device)
         nothing = torch.zeros(1, dtype=torch.float64, device=device)
-        self.spent = torch.cat([nothing if s.spent is None else s.spent for s in states])
+        self.spent = torch.cat([nothing if s.spent is None else (s.spent - s.refund).clamp(min=0) for s in states])
+        for s in states:
+            s.refund = 0.0
         self.spent_before = self.spent
         rows = [_columns(fresh if s.policy is None else s.policy) for s in states]
         self.policy = PolicyState(*(torch.cat(column) for column in zip(*rows, strict=True)))

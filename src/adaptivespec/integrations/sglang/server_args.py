@@ -25,6 +25,7 @@ _MUST_BE = {
     "enable_two_batch_overlap": (False, "it splits the batch that shares a shape"),
     "enable_watermark": (False, "the rule would promote other tokens than the watermark's"),
     "pp_size": (1, "the last stage drafts ahead of the policy"),
+    "skip_tokenizer_init": (False, "guards protect the tokenizer's special tokens"),
     "tokenizer_worker_num": (1, "SGLang loads no plug-ins in the processes of further ones"),
     "disaggregation_mode": ("null", "prefill servers hand over roots of their own width"),
 }
@@ -80,5 +81,7 @@ def _require_served(flags: Any) -> None:
             raise UserError(f"--{flag.replace('_', '-')} {given} does not go with {ENVIRONMENT}: {why}")
     if flags.device not in ("cuda", "cpu"):
         raise UserError(f"--device {flags.device} does not go with {ENVIRONMENT}; it serves cuda and cpu")
+    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "on"):
+        raise UserError(f"SGLANG_RUST_SERVER answers requests where no plug-in runs; unset it, or unset {ENVIRONMENT}")
     if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0:
         raise UserError(f"SGLANG_SIMULATE_ACC_LEN invents acceptance; unset it, or unset {ENVIRONMENT}")

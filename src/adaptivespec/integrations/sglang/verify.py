@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,24 @@ def decide(
     return Decision(tree, acceptance, _steered(tree, acceptance, inputs.choice).to(target_predict.dtype))
 
 
+def agreed(decision: Decision, from_first_rank: Callable[[torch.Tensor], torch.Tensor]) -> Decision:
+    """The first rank's decision on every rank, in one message: sampled choices come from sums whose rounding may differ between ranks."""
+    acceptance = decision.acceptance
+    parts = (
+        acceptance.path,
+        acceptance.num_accepted[:, None],
+        acceptance.bonus[:, None],
+        acceptance.promoted,
+        acceptance.log_margin,
+        decision.target_predict,
+    )
+    widths = [part.shape[1] for part in parts]
+    sent = from_first_rank(torch.cat([part.double() for part in parts], 1))  # a double holds all of them exactly
+    path, count, bonus, promoted, margin, predict = (x.to(part.dtype) for x, part in zip(torch.split(sent, widths, 1), parts, strict=True))
+    acceptance = Acceptance(path, count[:, 0], bonus[:, 0], promoted, margin)
+    return Decision(decision.tree, acceptance, predict.contiguous())
+
+
 def _verify_inputs(
     batch: RequestBatch, tree: DraftTree, logits: torch.Tensor, target_predict: torch.Tensor, seq_lens: torch.Tensor
 ) -> VerifyInputs:
@@ -103,7 +122,7 @@ def _steered(tree: DraftTree, acceptance: Acceptance, choice: torch.Tensor) -> t
     token = torch.where(step < accepted, tree.tokens.gather(1, path.clamp(min=0)), acceptance.bonus[:, None])
     # One extra column swallows what lies beyond the path.
     wide = torch.cat([choice, choice[:, :1]], 1)
-    return wide.scatter(1, torch.where(step <= accepted, at, nodes), token)[:, :nodes]
+    return wide.scatter(1, torch.where(step <= accepted, at, nodes), token)[:, :nodes].contiguous()  # the kernel reads it as it lies
 
 
 def spent_after(spent: torch.Tensor, acceptance: Acceptance) -> torch.Tensor:

@@ -90,6 +90,11 @@ def verify_tree_greedy_cpu(
         target_predict: [B, N].
     """
     batch, most = accept_index.shape
+    for links in (candidates, retrive_index, retrive_next_token, retrive_next_sibling, target_predict):
+        # the CUDA kernel reads the memory as it lies
+        assert links.is_contiguous()
+        assert links.dtype == torch.int64
+        assert links.shape == candidates.shape
     wanted = target_predict.view(batch, -1)
     for b in range(batch):
         path = [0]
