@@ -28,7 +28,7 @@ class SGLangConfig(SpeculativeConfig):
             request.
         confidence: `current` reads the drafter's confidence before each step, as the paper does, and waits for the device to do so;
             `lagged` takes the step's before, which overlap scheduling has on the host already.
-        graph_memory: GiB that CUDA graphs of further shapes may take; None is half of what is free once SGLang has captured its own.
+        graph_memory: GiB that the CUDA graphs of all shapes may take together; None is half of what is free after SGLang captured its own.
             Shapes that do not fit are replaced by their nearest neighbours.
         allow_untested_version: start although the plug-in was not tested with this version of SGLang. Hooks are checked all the same.
     """
