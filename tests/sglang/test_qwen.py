@@ -31,12 +31,10 @@ QUESTIONS = [
     "Write a Python function that returns the n-th Fibonacci number.",
 ]
 TOKENS = 40
-SHAPES = {(3, 1, 4): 0.05, (3, 4, 8): 0.15}
-"""Static shapes, and how far the two accept lengths may lie apart.
-
-From the third level of a tree on, SGLang's drafter sees the keys of its place in the beam instead of its parent's, so only in chains are
-both exactly the same EAGLE-3.
-"""
+SHAPES = ((3, 1, 4), (3, 4, 8))
+CLOSE = 0.05
+"""How far the two accept lengths may lie apart: from the third level of a tree on, SGLang's drafter sees the keys of its place in the beam
+instead of its parent's."""
 
 
 def static(shape: tuple[int, int, int]) -> SpeculativeConfig:
@@ -99,5 +97,5 @@ def test_the_same_as_the_local_engine(local: Local, logs: Path, shape: tuple[int
     with capsys.disabled():
         print(f" [{shape}: accept length {theirs:.3f} in SGLang, {local.accept_length[shape]:.3f} in the local engine]", end="")
     assert [answer["output_ids"] for answer in answers] == local.answers[shape]
-    assert theirs == pytest.approx(local.accept_length[shape], rel=SHAPES[shape])
+    assert theirs == pytest.approx(local.accept_length[shape], rel=CLOSE)
     assert theirs > 1.3
