@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -11,18 +10,16 @@ from itertools import accumulate
 import torch
 
 from ..drafters.base import Drafter
-from ..method.acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs
-from ..method.grouped import grouped
-from ..method.guards import protected_mask
+from ..method.acceptance import Acceptance, VerifyInputs
+from ..method.grouped import accept_by_rule, grouped, rows_by_rule
+from ..method.guards import ProtectedMasks
 from ..method.policy import PolicyState
 from ..method.records import StepRecord
-from ..method.tree import DraftTree, TreeShape, merge_rows, select_rows
+from ..method.tree import DraftTree, TreeShape, select_rows, split_rows, stack_rows
 from ..models.decoder import Decoder
 from ..models.kv_cache import make_block
 from .request import Request
 from .sampling import rule_params, token_logprobs, verify_inputs, with_coins
-
-_MASKS_KEPT = 32
 
 
 class Runner:
@@ -52,7 +49,7 @@ class Runner:
         self.cached = [0] * num_slots
         if drafter is not None:
             drafter.allocate(num_slots, context_length, [room])
-        self._protected: dict[frozenset[int], torch.Tensor] = {}
+        self._protected = ProtectedMasks(decoder.config.vocab_size, decoder.device)
 
     @torch.inference_mode()
     def prefill(self, request: Request) -> None:
@@ -91,7 +88,7 @@ class Runner:
         slots = [r.slot for r in requests]
         cached = [self.cached[slot] for slot in slots]
         last = torch.tensor([r.token_ids[-1] for r in requests], device=self.decoder.device)
-        state = _stack([r.state for r in requests])
+        state = stack_rows([r.state for r in requests])
         confidence, shapes, tree = self._draft(requests, last, state)
         drafted = time.perf_counter()
 
@@ -111,7 +108,7 @@ class Runner:
         acceptance = self._accept(requests, tree, inputs)
         planned = torch.tensor([s.num_steps for s in shapes], device=last.device)
         after = grouped([r.policy for r in requests]).update(state, tree, acceptance, planned)
-        for request, own in zip(requests, _unstack(after, len(requests)), strict=True):
+        for request, own in zip(requests, split_rows(after, len(requests)), strict=True):
             request.state = own
 
         rars, tokens, parents = state.rar.tolist(), tree.tokens.tolist(), tree.parents.tolist()
@@ -189,18 +186,10 @@ class Runner:
 
     def _accept(self, requests: Sequence[Request], tree: DraftTree, inputs: VerifyInputs) -> Acceptance:
         """What each request's rule accepts."""
-        groups = _by_rule(requests)
-        if len(groups) == 1:
-            return self._accept_alike(next(iter(groups)), requests, tree, inputs)
-        parts = [
-            self._accept_alike(rule, [requests[row] for row in rows], select_rows(tree, rows), inputs.of_requests(rows))
-            for rule, rows in groups.items()
-        ]
-        return merge_rows(parts, list(groups.values()))
-
-    def _accept_alike(self, rule: AcceptanceRule, requests: Sequence[Request], tree: DraftTree, inputs: VerifyInputs) -> Acceptance:
         spent, emitted = [r.spent for r in requests], [len(r.token_ids) for r in requests]
-        return rule.accept(tree, inputs, rule_params([r.config for r in requests], spent, emitted, self._protected_masks(requests)))
+        protected = self._protected.of(r.protected_ids for r in requests)
+        params = rule_params([r.config for r in requests], spent, emitted, protected)
+        return accept_by_rule(rows_by_rule([r.rule for r in requests]), tree, inputs, params)
 
     def _forward(
         self, requests: Sequence[Request], slots: list[int], cached: list[int], tree: DraftTree, sizes: list[int]
@@ -217,30 +206,6 @@ class Runner:
         real = torch.arange(nodes, device=device) < tree.size[:, None]
         hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, layers)
         return self.decoder.logits(hidden), features
-
-    def _protected_masks(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Bool [B or 1, V]."""
-        masks = []
-        for ids in (r.protected_ids for r in requests):
-            if ids not in self._protected:
-                if len(self._protected) >= _MASKS_KEPT:  # requests may bring stop tokens of their own without end
-                    self._protected.clear()
-                self._protected[ids] = protected_mask(self.decoder.config.vocab_size, ids, self.decoder.device)
-            masks.append(self._protected[ids])
-        return masks[0] if all(mask is masks[0] for mask in masks) else torch.cat(masks)
-
-
-def _by_rule(requests: Sequence[Request]) -> dict[AcceptanceRule, list[int]]:
-    """Which requests each rule decides for."""
-    if all(request.rule is requests[0].rule for request in requests):
-        return {requests[0].rule: list(range(len(requests)))}
-    groups: dict[AcceptanceRule, list[int]] = {}
-    for row, request in enumerate(requests):
-        groups.setdefault(request.rule, []).append(row)
-    strict, margin = (next((rule for rule in groups if isinstance(rule, kind)), None) for kind in (Strict, Margin))
-    if strict is not None and margin is not None:  # kappa is 1 in strict rows, which is strict: one call serves both
-        groups[margin] = sorted(groups[margin] + groups.pop(strict))
-    return groups
 
 
 def _spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
@@ -262,19 +227,3 @@ def _spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
         size,
         tree.levels,
     )
-
-
-def _fields(state: PolicyState) -> list[torch.Tensor]:
-    return [getattr(state, field.name) for field in dataclasses.fields(state)]
-
-
-def _stack(states: list[PolicyState]) -> PolicyState:
-    """One state of many requests from theirs."""
-    return states[0] if len(states) == 1 else PolicyState(*map(torch.cat, zip(*map(_fields, states), strict=True)))
-
-
-def _unstack(state: PolicyState, batch: int) -> list[PolicyState]:
-    """The states of single requests."""
-    if batch == 1:
-        return [state]
-    return [PolicyState(*parts) for parts in zip(*(torch.split(values, 1) for values in _fields(state)), strict=True)]

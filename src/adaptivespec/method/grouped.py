@@ -1,12 +1,14 @@
-"""Several tree policies in one batch."""
+"""Several tree policies, and several acceptance rules, in one batch."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, AcceptanceRule, Margin, Strict, VerifyInputs
+from .guards import RuleParams
 from .policy import PolicyDefaults, PolicyState, Root, TreePolicy
 from .tree import DraftTree, TreeShape, merge_rows, select_rows
 
@@ -64,3 +66,23 @@ class Grouped(PolicyDefaults):
 def grouped(policies: Sequence[TreePolicy]) -> TreePolicy:
     """The policy that all requests share (one per request is given), or the combination of theirs."""
     return policies[0] if all(policy is policies[0] for policy in policies) else Grouped(policies)
+
+
+def rows_by_rule(rules: Sequence[AcceptanceRule]) -> dict[AcceptanceRule, list[int]]:
+    """Which requests each rule decides for; one rule per request is given."""
+    groups: dict[AcceptanceRule, list[int]] = {}
+    for row, rule in enumerate(rules):
+        groups.setdefault(rule, []).append(row)
+    strict, margin = (next((rule for rule in groups if isinstance(rule, kind)), None) for kind in (Strict, Margin))
+    if strict is not None and margin is not None:  # kappa is 1 in strict rows, which is strict: one call serves both
+        groups[margin] = sorted(groups[margin] + groups.pop(strict))
+    return groups
+
+
+def accept_by_rule(groups: dict[AcceptanceRule, list[int]], tree: DraftTree, inputs: VerifyInputs, params: RuleParams) -> Acceptance:
+    """What each request's rule accepts; `groups` is from `rows_by_rule`, everything else is the whole batch's."""
+    if len(groups) == 1:
+        return next(iter(groups)).accept(tree, inputs, params)
+    whole = dataclasses.replace(params, protected=params.protected.expand(len(tree.tokens), -1))
+    parts = [rule.accept(select_rows(tree, rows), inputs.of_requests(rows), select_rows(whole, rows)) for rule, rows in groups.items()]
+    return merge_rows(parts, list(groups.values()))

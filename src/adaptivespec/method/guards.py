@@ -13,6 +13,8 @@ import torch
 
 from .tree import DraftTree
 
+_MASKS_KEPT = 256
+
 
 @dataclass(frozen=True)
 class RuleParams:
@@ -44,6 +46,29 @@ def protected_mask(vocab_size: int, token_ids: Iterable[int], device: torch.devi
     mask = torch.zeros(1, vocab_size, dtype=torch.bool, device=device)
     mask[0, [i for i in token_ids if 0 <= i < vocab_size]] = True
     return mask
+
+
+class ProtectedMasks:
+    """Masks of the token sets that requests protect, each made once.
+
+    Args:
+        vocab_size, device: of the masks.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._masks: dict[frozenset[int], torch.Tensor] = {}
+
+    def of(self, requests: Iterable[frozenset[int]]) -> torch.Tensor:
+        """Bool [B, V], or [1, V] when all B requests protect the same tokens."""
+        masks = []
+        for ids in requests:
+            if ids not in self._masks:
+                if len(self._masks) >= _MASKS_KEPT:  # requests may bring stop tokens of their own without end
+                    self._masks.clear()
+                self._masks[ids] = protected_mask(self._vocab_size, ids, self._device)
+            masks.append(self._masks[ids])
+        return masks[0] if all(mask is masks[0] for mask in masks) else torch.cat(masks)
 
 
 def unprotected(tree: DraftTree, choice: torch.Tensor, params: RuleParams) -> torch.Tensor:

@@ -171,11 +171,27 @@ def select_rows(batch: T, rows: list[int]) -> T:
     return dataclasses.replace(value, **{name: tensor[rows] for name, tensor in tensors.items()})  # type: ignore[no-any-return]
 
 
+def stack_rows(parts: Sequence[T]) -> T:
+    """One batch of several, in their order: the inverse of `split_rows`."""
+    first: Any = parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    names = [f.name for f in dataclasses.fields(first) if isinstance(getattr(first, f.name), torch.Tensor)]
+    return dataclasses.replace(first, **{name: torch.cat([getattr(part, name) for part in parts]) for name in names})  # type: ignore[no-any-return]
+
+
+def split_rows(batch: T, count: int) -> list[T]:
+    """A batch of `count` requests as batches of one."""
+    value: Any = batch
+    if count == 1:
+        return [batch]
+    tensors = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if isinstance(getattr(value, f.name), torch.Tensor)}
+    rows = zip(*(torch.split(tensor, 1) for tensor in tensors.values()), strict=True)
+    return [dataclasses.replace(value, **dict(zip(tensors, row, strict=True))) for row in rows]
+
+
 def merge_rows(parts: Sequence[T], rows: Sequence[list[int]]) -> T:
     """The inverse of `select_rows`: parts of one batch, and the rows (host ints, together 0..B-1) that each of them is."""
     order = [row for part in rows for row in part]
     back = sorted(range(len(order)), key=order.__getitem__)
-    first: Any = parts[0]
-    names = [f.name for f in dataclasses.fields(first) if isinstance(getattr(first, f.name), torch.Tensor)]
-    whole = {name: torch.cat([getattr(part, name) for part in parts])[back] for name in names}
-    return dataclasses.replace(first, **whole)  # type: ignore[no-any-return]
+    return select_rows(stack_rows(parts), back)

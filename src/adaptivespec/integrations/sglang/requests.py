@@ -22,10 +22,11 @@ import torch
 from ...build import build_rule
 from ...config import RULES, SpeculativeConfig
 from ...errors import UserError
-from ...method.acceptance import AcceptanceRule, Margin, Strict
-from ...method.guards import RuleParams, protected_mask
+from ...method.acceptance import AcceptanceRule
+from ...method.grouped import rows_by_rule
+from ...method.guards import ProtectedMasks, RuleParams
 from ...method.policy import PolicyState, TreePolicy
-from ...method.tree import TreeShape
+from ...method.tree import TreeShape, split_rows, stack_rows
 from ...telemetry.stats import Summary
 from .sampling import SamplingRows, scores
 from .settings import request_config
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 ATTRIBUTE = "adaptivespec"
 """Where a request's state hangs on SGLang's request object."""
 
-_MASKS_KEPT = 256
 _RULES_KEPT = 64
 _ALL_TOKENS = 1 << 30  # SGLang's top_k for the whole vocabulary
 _WIDEST_TOP_K = 1024
@@ -154,7 +154,7 @@ class Requests:
     def __init__(self, defaults: SpeculativeConfig, policy: TreePolicy) -> None:
         self._defaults, self._policy = defaults, policy
         self._rules: dict[str, AcceptanceRule] = {}
-        self._masks: dict[tuple[frozenset[int], torch.device, int], torch.Tensor] = {}
+        self._masks: ProtectedMasks | None = None
         self._last: RequestBatch | None = None
         self._specials: tuple[Any, frozenset[int]] = (None, frozenset())
 
@@ -179,15 +179,9 @@ class Requests:
 
     def protected(self, states: Iterable[RequestState], device: torch.device, vocab_size: int) -> torch.Tensor:
         """Bool [1, V], or [B, V] when the requests protect different tokens."""
-        masks = []
-        for ids in (state.protected for state in states):
-            key = (ids, device, vocab_size)
-            if key not in self._masks:
-                if len(self._masks) >= _MASKS_KEPT:  # requests may bring stop tokens of their own without end
-                    self._masks.clear()
-                self._masks[key] = protected_mask(vocab_size, ids, device)
-            masks.append(self._masks[key])
-        return masks[0] if all(mask is masks[0] for mask in masks) else torch.cat(masks)
+        if self._masks is None:  # only now are both known
+            self._masks = ProtectedMasks(vocab_size, device)
+        return self._masks.of(state.protected for state in states)
 
     def _new(self, req: Any) -> RequestState:
         params = req.sampling_params
@@ -200,7 +194,7 @@ class Requests:
         # Kappa and guards are tensors of the batch, so requests that differ in nothing else share a rule.
         key = config.effective_rule + config.model_dump_json(include=set(RULES[config.effective_rule]) - set(RULES["margin"]))
         if key not in self._rules:
-            if len(self._rules) >= _RULES_KEPT:  # as with masks
+            if len(self._rules) >= _RULES_KEPT:  # requests may bring settings of their own without end
                 self._rules.clear()
             self._rules[key] = build_rule(config)
         return RequestState(
@@ -292,9 +286,8 @@ class RequestBatch:
         for s in states:
             s.refund = 0.0
         self.spent_before = self.spent
-        rows = [_columns(fresh if s.policy is None else s.policy) for s in states]
-        self.policy = PolicyState(*(torch.cat(column) for column in zip(*rows, strict=True)))
-        self.by_rule = _by_rule(states)
+        self.policy = stack_rows([fresh if s.policy is None else s.policy for s in states])
+        self.by_rule = rows_by_rule([s.rule for s in states])
 
     @property
     def states(self) -> list[RequestState | None]:
@@ -324,11 +317,10 @@ class RequestBatch:
 
     def hand_back(self) -> None:
         """Give each request its rows of what the steps changed."""
-        spent = torch.split(self.spent, 1)
-        policy = list(zip(*(torch.split(column, 1) for column in _columns(self.policy)), strict=True))
-        for row, state in enumerate(self.states):
+        rows = zip(self.states, torch.split(self.spent, 1), split_rows(self.policy, len(self.serials)), strict=True)
+        for state, spent, policy in rows:
             if state is not None:
-                state.spent, state.policy = spent[row], PolicyState(*policy[row])
+                state.spent, state.policy = spent, policy
 
 
 def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -338,17 +330,3 @@ def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 def _limit(value: float | None) -> float:
     return math.inf if value is None else value
-
-
-def _columns(state: PolicyState) -> list[torch.Tensor]:
-    return [getattr(state, column.name) for column in dataclasses.fields(state)]
-
-
-def _by_rule(states: Sequence[RequestState]) -> dict[AcceptanceRule, list[int]]:
-    groups: dict[AcceptanceRule, list[int]] = {}
-    for row, state in enumerate(states):
-        groups.setdefault(state.rule, []).append(row)
-    strict, margin = (next((rule for rule in groups if isinstance(rule, kind)), None) for kind in (Strict, Margin))
-    if strict is not None and margin is not None:  # kappa is 1 in strict rows, which is strict: one call serves both
-        groups[margin] = sorted(groups[margin] + groups.pop(strict))
-    return groups

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from ...method.acceptance import Acceptance, AcceptanceRule, VerifyInputs
-from ...method.guards import RuleParams
+from ...method.acceptance import Acceptance, VerifyInputs
+from ...method.grouped import accept_by_rule
 from ...method.noise import uniform
-from ...method.tree import DraftTree, merge_rows, select_rows
+from ...method.tree import DraftTree
 from .requests import RequestBatch
 from .sampling import scores
 
@@ -59,7 +58,7 @@ def decide(
     nothing = torch.zeros_like(tokens, dtype=torch.float32)  # rules do not read the drafter's probabilities
     tree = DraftTree.from_sglang(tokens, retrieve_next_token.to(torch.int64), retrieve_next_sibling.to(torch.int64), nothing, levels)
     inputs = _verify_inputs(batch, tree, logits, target_predict, seq_lens)
-    acceptance = _accept(batch.by_rule, tree, inputs, batch.params(protected, seq_lens))
+    acceptance = accept_by_rule(batch.by_rule, tree, inputs, batch.params(protected, seq_lens))
     return Decision(tree, acceptance, _steered(tree, acceptance, inputs.choice).to(target_predict.dtype))
 
 
@@ -98,14 +97,6 @@ def _verify_inputs(
         return inputs
     coins = uniform(sampling.seeds[:, None], positions)
     return VerifyInputs(filtered, noisy, rows, inputs.choice, inputs.top, sampling.temperature, coins)
-
-
-def _accept(by_rule: dict[AcceptanceRule, list[int]], tree: DraftTree, inputs: VerifyInputs, params: RuleParams) -> Acceptance:
-    if len(by_rule) == 1:
-        return next(iter(by_rule)).accept(tree, inputs, params)
-    whole = dataclasses.replace(params, protected=params.protected.expand(len(tree.tokens), -1))
-    parts = [rule.accept(select_rows(tree, rows), inputs.of_requests(rows), select_rows(whole, rows)) for rule, rows in by_rule.items()]
-    return merge_rows(parts, list(by_rule.values()))
 
 
 def _steered(tree: DraftTree, acceptance: Acceptance, choice: torch.Tensor) -> torch.Tensor:
