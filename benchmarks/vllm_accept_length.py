@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=160)
     args = parser.parse_args()
+    texts = [json.loads(line)["prompt"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -35,7 +36,6 @@ def main() -> None:
         disable_log_stats=False,  # the counters below belong to them
         speculative_config={"method": "eagle3", "model": args.head, "num_speculative_tokens": args.num_steps},
     )
-    texts = [json.loads(line)["prompt"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
     chats = [[{"role": "user", "content": text}] for text in texts]
     answers = llm.chat(chats, SamplingParams(temperature=0, max_tokens=args.max_tokens))
     counts = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}

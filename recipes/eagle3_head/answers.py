@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adaptivespec.models.decoder import Decoder
 from adaptivespec.models.kv_cache import make_block
 
-from .config import AnswerConfig, PromptConfig, Run, config_json, write_atomic
+from .config import AnswerConfig, PromptConfig, Run, command, config_json, write_atomic
 from .store import Answer, answered, chunk_bytes, write_chunk
 
 LOOP_TAIL, LOOP_PERIOD = 64, 24  # an answer whose last 64 tokens repeat with a period of at most 24 is ended
@@ -195,6 +195,7 @@ def answer_file(
     return total
 
 
+@command
 def main() -> None:
     """Answer heldout.jsonl, then prompts.jsonl."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

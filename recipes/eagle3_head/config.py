@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from adaptivespec.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,23 @@ class Run:
     def log(self) -> Path:
         """Stage 3: losses and evaluations, JSON lines."""
         return self.folder / "train_log.jsonl"
+
+
+def command(main: Callable[[], None]) -> Callable[[], None]:
+    """A stage's main: what a user can mend (a file that is missing, a model that does not fit) is one line, Ctrl-C none."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        try:
+            main()
+        except UserError as error:
+            raise SystemExit(f"error: {error}") from None
+        except FileNotFoundError as error:
+            raise SystemExit(f"error: {error.filename} is not there; the stages' order is in recipes/eagle3_head/README.md") from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+    return run
 
 
 def write_atomic(path: Path, text: str) -> None:

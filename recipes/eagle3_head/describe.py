@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .answers import is_looping
-from .config import AnswerConfig, Run
+from .config import AnswerConfig, Run, command
 from .store import Answer, chunk_files, read_answers
 from .train import load_heldout
 
@@ -59,6 +59,7 @@ def coverage(heldout: dict[str, list[Answer]], vocabulary: torch.Tensor, vocab_s
     }
 
 
+@command
 def main() -> None:
     """Print the description as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

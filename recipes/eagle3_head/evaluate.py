@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from .config import Run, write_atomic
+from .config import Run, command, write_atomic
 from .metrics import ChainAccuracy
 from .store import Answer
 from .train import load_heldout
@@ -121,6 +121,7 @@ class ExportedHead:
         return metrics
 
 
+@command
 def main() -> None:
     """Evaluate a head on a run's held-out answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from adaptivespec.models.architecture import ModelConfig
 
-from .config import Run, write_atomic
+from .config import Run, command, write_atomic
 
 
 def public_tensors(
@@ -87,6 +87,7 @@ def export(checkpoint: Path, target: ModelConfig, folder: Path) -> Path:
     return path
 
 
+@command
 def main() -> None:
     """Export a run's checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .config import Run
+from .config import Run, command
 
 
 def read_log(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -53,6 +53,7 @@ def plot(log: Path, to: Path) -> Path:
     return to
 
 
+@command
 def main() -> None:
     """Draw a run's log."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from . import topics as T
-from .config import PromptConfig, Run, write_atomic
+from .config import PromptConfig, Run, command, write_atomic
 
 HELDOUT_PROMPTS = Path(__file__).with_name("heldout_prompts.jsonl")
 STEP_BY_STEP = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -256,6 +256,7 @@ def build(
     return out, [row for row in heldout if fits(row["prompt"])]
 
 
+@command
 def main() -> None:
     """Write prompts.jsonl and heldout.jsonl into the run's folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -267,6 +268,8 @@ def main() -> None:
     parser.add_argument("--maths-share", type=float, default=PromptConfig.maths_share, help="the rest is code")
     parser.add_argument("--seed", type=int, default=PromptConfig.seed)
     args = parser.parse_args()
+    if min(args.general_share, args.maths_share) < 0 or args.general_share + args.maths_share > 1:
+        parser.error("--general-share and --maths-share are shares: 0 or more, together at most 1")
     config = PromptConfig(args.total, args.general_share, args.maths_share, seed=args.seed)
     excluded = [text for path in args.exclude for text in load_texts(path)]
     # Four characters per token is generous for English; the answers stage checks real lengths.

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from adaptivespec.models.architecture import ModelConfig
 from adaptivespec.models.rotary import Rotary
 
-from .config import HeadConfig, Run, TrainConfig
+from .config import HeadConfig, Run, TrainConfig, command
 from .export import check_exportable
 from .head import Batch, Head, soft_cross_entropy
 from .metrics import ChainAccuracy
@@ -366,6 +366,7 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
                 progress.console.print(f"step {trainer.step}: " + json.dumps(result))
 
 
+@command
 def main() -> None:
     """Train, or go on training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -11,7 +11,7 @@ from adaptivespec import LLM, SamplingParams
 from adaptivespec.cli.files import write
 from adaptivespec.errors import UserError
 from adaptivespec.evaluation.arms import Arm, parse_arms
-from adaptivespec.evaluation.bench import ArmResult, describe, run_bench
+from adaptivespec.evaluation.bench import ArmResult, describe, describe_groups, run_bench
 from tiny_heads import make_tiny_head
 from tiny_models import make_tiny_model
 
@@ -47,6 +47,9 @@ def test_ctrl_c_keeps_finished_prompts_and_then_whole_repeats(llm: LLM, after: i
         row = describe(result, results[0])
         assert sum(row["finish_reasons"].values()) == answers
         assert row["seconds_rest"] > 0
+        groups = describe_groups(result, ["a", "b", "c"])
+        assert list(groups) == ["a", "b", "c"][:answers]  # a group without a finished answer is not there
+        assert sum(group["answers"] for group in groups.values()) == answers
     assert sorted(llm.scheduler.free) == list(range(8))
 
 

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from recipes.eagle3_head import answers, describe, evaluate, export, plot, prompts, train
 from recipes.eagle3_head.plot import read_log
 from safetensors.torch import load_file
 
@@ -103,9 +105,42 @@ def test_from_a_trained_run_to_a_head_and_a_picture(model: Path, answered: Path,
     do("train", model, run, *train_flags(steps=20, decay_steps=10, evaluate_steps=10), "--dtype", "fp32")
     assert do("plot", None, run).strip() == str(run / "training.png")
     assert (run / "training.png").read_bytes().startswith(b"\x89PNG")
+    said = json.loads(do("describe", model, run))
+    assert said["answer_tokens"] == sum(said["answer_tokens_by_kind"].values()) > 0
+    assert (sum(said["answers_by_temperature"].values()), said["steps"]) == (said["answers"], 20)
+    assert sum(said["ends"].values()) == pytest.approx(1.0, abs=0.01)
+    assert 0 < said["coverage"]["maths"] <= 1
     do("export", model, run, "--to", str(head))
     assert len(load_file(head / "model.safetensors")["d2t"]) == 64
     assert "maths (4)" in do("evaluate", model, run, "--head", str(head), "--dtype", "fp32")
     result = json.loads((run / "evaluation.json").read_text())
     logged = read_log(run / "train_log.jsonl")[1][-1]["heldout"]["maths"]
     assert result["maths"]["accuracy"] == pytest.approx(logged["accuracy"], abs=0.02)  # bf16 rounding of the weights
+
+
+@pytest.mark.parametrize(
+    ("main", "flags", "message"),
+    [
+        (prompts.main, ["--gsm8k", "absent.jsonl"], "error: absent.jsonl is not there"),
+        (answers.main, ["--model", "smolm2-135m"], "error: no model 'smolm2-135m'.*did you mean 'smollm2-135m'"),
+        (train.main, ["--model", "smolm2-135m"], "error: no model 'smolm2-135m'"),
+        (plot.main, [], "error: .*train_log.jsonl is not there"),
+        (describe.main, [], "error: .*prompts.jsonl is not there"),
+        (export.main, ["--to", "head"], "error: .*checkpoint.pt is not there"),
+        (evaluate.main, ["--head", "absent"], "error: absent/config.json is not there"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(
+    main: Callable[[], None], flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["stage", "--out", "run", *flags])
+    with pytest.raises(SystemExit, match=message):
+        main()
+
+
+def test_shares_are_shares(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["prompts", "--gsm8k", "x", "--general-share", "0.8", "--maths-share", "0.5"])
+    with pytest.raises(SystemExit):
+        prompts.main()
+    assert "together at most 1" in capsys.readouterr().err

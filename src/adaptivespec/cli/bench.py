@@ -146,7 +146,7 @@ def bench(
     table = comparison_table(runs[0]["arms"]) if len(sizes) == 1 else batch_table({run["batch"]: run["arms"] for run in runs})
     try:
         Console().print(table)
-        if len(sizes) == 1 and any(groups):
+        if len(sizes) == 1 and any(row["groups"] for row in runs[0]["arms"].values()):
             Console().print(group_table(runs[0]["arms"]))
     finally:  # whoever reads the table may have left, as `| head` does; the file is written all the same
         if json is not None:

@@ -182,17 +182,17 @@ def describe(result: ArmResult, baseline: ArmResult | None, seed: int = 0) -> di
 
 
 def describe_groups(result: ArmResult, groups: Sequence[str | None]) -> dict[str, dict[str, Any]]:
-    """What the steps of each group of prompts came to, by group; empty where no prompt has one.
+    """What the steps of each group of prompts came to, by group; only of groups with a finished answer.
 
     Args:
         result: what an arm did.
         groups: of each prompt, in the order they were given to `run_bench`.
     """
-    members: dict[str, list[RequestOutput | PeerOutput]] = {group: [] for group in groups if group is not None}
+    members: dict[str, list[RequestOutput | PeerOutput]] = {}
     for i, output in enumerate(result.outputs):
         group = groups[i % len(groups)]
         if group is not None:
-            members[group].append(output)
+            members.setdefault(group, []).append(output)
     wanted = ("accept_length", "acceptance_rate", "promoted_per_1k", "steps")
     out = {}
     for group, outputs in members.items():
