@@ -31,7 +31,7 @@ from .server import OVERWRITE, Server, command_of, common_flags, environment_of
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser("gpu_validation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", help="a model of `adaptivespec models` with its public head: llama-3.1-8b-instruct, qwen3-8b, ...")
     parser.add_argument("--model", help="the target: a folder or a hub id")
     parser.add_argument("--head", help="its EAGLE-3 head: a folder or a hub id")
