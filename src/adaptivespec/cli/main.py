@@ -11,7 +11,7 @@ import typer
 
 from ..config import SpeculativeConfig
 from ..errors import UserError
-from . import bench, chat, check, demo, generate, models, report, serve
+from . import bench, chat, check, demo, generate, models, report, serve, simulate
 from .eval import evaluate
 from .groups import flattened
 from .render import aside
@@ -28,6 +28,7 @@ app.command("chat")(flattened(chat.chat))
 app.command("bench")(flattened(bench.bench))
 app.command("eval")(flattened(evaluate))
 app.command("report")(report.report)
+app.command("simulate")(simulate.simulate)
 app.command("models")(models.models)
 app.command("demo")(demo.demo)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
