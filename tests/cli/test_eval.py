@@ -144,6 +144,44 @@ def test_a_run_grows_by_arms_tasks_and_questions(flags: Flags, tmp_path: Path) -
     assert len(lines(tmp_path / "run" / ANSWERS)) == 2 + 3 + 1
 
 
+def test_tasks_have_limits_and_arms_of_their_own(flags: Flags, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = {"tasks": "gsm8k,math500"}
+    assert run(flags("--arms", "ar; tree", "--limit", "gsm8k=3,math500=1", **both)) == 0
+    assert run(flags("--arms", "static", "--limit", "gsm8k=2")) == 0
+    settings = json.loads((tmp_path / "run" / RUN).read_text())["settings"]
+    assert {name: task["arms"] for name, task in settings["tasks"].items()} == {
+        "gsm8k": ["ar", "tree", "static"],
+        "math500": ["ar", "tree"],
+    }
+    rows = lines(tmp_path / "run" / ANSWERS)
+    assert len(rows) == 2 * 4 + 2
+    assert rows[-1]["shapes"] == {"seen": [[3, 4, 4]], "steps": [0] * rows[-1]["steps"]}
+    capsys.readouterr()
+    assert run(["report", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing"] == 1  # gsm8k/2 of static, of which two were asked for
+    for text in ("gsm8k=0", "x", "gsm8k=1,math500", "1,2"):
+        assert run(flags("--arms", "ar", "--limit", text, **both)) == 2
+        assert "--limit: expected" in capsys.readouterr().err
+
+
+def test_arms_take_turns(flags: Flags, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    wanted = flags("--arms", "ar; static:3,4,4", "--batch", "1", "--interleave")
+    assert run([*wanted, "--limit", "2"]) == 0
+    assert run(wanted) == 0
+    rows = lines(out / ANSWERS)
+    assert [row["id"] for row in rows] == [f"gsm8k/{i}" for i in range(4) for _ in range(2)]
+    assert len({row["text"] for row in rows if row["id"] == "gsm8k/1"}) == 1
+    assert sum(call["answers"] for call in lines(out / CALLS)) == 8
+    assert run(["report", str(out)]) == 0
+    assert "Arms took turns at every question" in (out / "report.html").read_text()
+    capsys.readouterr()
+    assert run(flags("--arms", "ar", "--batch", "1")) == 2
+    assert "was made with interleave True, not False" in capsys.readouterr().err
+    assert run(flags("--arms", "ar", "--interleave")) == 2
+    assert "--interleave is for --batch 1, not 16" in capsys.readouterr().err
+
+
 def test_sampled_answers_do_not_depend_on_interruptions(flags: Flags, tmp_path: Path) -> None:
     common = ("--arms", "ar", "--temperature", "0.8", "--seed", "3", "--batch", "2")
     assert run(flags(*common)) == 0
@@ -198,8 +236,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
         (["--tasks", "gsm8k", "--data", "gsm8k=/no/such.jsonl"], "cannot read questions from /no/such.jsonl: No such file or directory"),
         (["--tasks", "gsm8k", "--data", "math500=x.jsonl"], "--data: 'math500' is not among the tasks of this run"),
         (["--tasks", "gsm8k", "--data", "gsm8k=a", "--data", "gsm8k=b"], "--data: gsm8k is given twice"),
-        (["--max-tokens", "many"], "--max-tokens: expected a number, or gsm8k=512,math500=1024, not 'many'"),
-        (["--max-tokens", "0"], "max_tokens: Input should be greater than or equal to 1"),
+        (["--max-tokens", "many"], "--max-tokens: expected a number from 1, or several as gsm8k=200,math500=100, not 'many'"),
+        (["--max-tokens", "0"], "--max-tokens: expected a number from 1, or several as gsm8k=200,math500=100, not '0'"),
         (["--max-tokens", "gsm8k=5,math501=6"], "--max-tokens: 'math501' is not among the tasks of this run; did you mean 'math500'?"),
         (["--arms", "ar; tre"], "unknown arm 'tre'; did you mean 'tree'?"),
         (["--temperature", "-1"], "temperature: Input should be greater than or equal to 0"),

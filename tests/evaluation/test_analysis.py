@@ -218,6 +218,60 @@ def test_squares_are_arms_that_agree_in_all_else(arms: str, squares: int) -> Non
     assert len(analyse(run, fake_answers(run)).squares) == squares
 
 
+def test_every_task_has_its_square_and_all_too() -> None:
+    run = fake_run(FOUR, {"gsm8k": 6, "math500": 4})
+    analysis = analyse(run, fake_answers(run))
+    assert [(square.task, square.questions) for square in analysis.squares] == [("all", 10), ("gsm8k", 6), ("math500", 4)]
+
+
+def test_arms_may_be_put_to_some_tasks_only() -> None:
+    run = fake_run(f"{FOUR}; adaptivespec:margin=0.5", {"gsm8k": 6, "math500": 4})
+    everything = fake_answers(run)
+    run["settings"]["tasks"]["math500"]["arms"] = FOUR.replace(" ", "").split(";")
+    extra = "adaptivespec:margin=0.5"
+    wanted = [row for row in everything if (row["task"], row["arm"]) != ("math500", extra)]
+    analysis = analyse(run, wanted)
+    assert analysis.missing == 0
+    assert [cell.task for cell in analysis.cells if cell.arm == extra] == ["gsm8k"]  # not `all`, where it would be compared with others
+    assert analysis.arms == list(run["settings"]["arms"])
+    assert analysis == analyse(run, everything)  # what was not asked does not count
+    assert analyse(run, wanted[1:]).missing == 1
+
+
+def test_tasks_that_share_no_arm_are_not_pooled() -> None:
+    run = fake_run("ar; tree", {"gsm8k": 2, "math500": 2})
+    run["settings"]["tasks"]["gsm8k"]["arms"], run["settings"]["tasks"]["math500"]["arms"] = ["ar"], ["tree"]
+    assert analyse(run, fake_answers(run)).groups == ["gsm8k", "math500"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "sweeps"),
+    [
+        (FOUR, []),
+        ("tree; adaptivespec:margin=0.5; adaptivespec:margin=0.9", [["tree", "adaptivespec:margin=0.9", "adaptivespec:margin=0.5"]]),
+        ("margin; margin:margin=0.5; adaptivespec:guards=none; adaptivespec", [["margin:margin=0.5", "margin"]]),
+        ("static; static:5,4,8; margin:5,4,8; margin:5,4,8,margin=0.5", [["static:5,4,8", "margin:5,4,8,margin=0.5", "margin:5,4,8"]]),
+        ("ar; margin; ar+margin:margin=0.5", []),
+    ],
+)  # fmt: skip
+def test_sweeps_are_arms_that_differ_in_kappa_alone(arms: str, sweeps: list[list[str]]) -> None:
+    assert analyse(fake_run(arms, {"gsm8k": 3}), []).sweeps == sweeps
+
+
+def test_shapes_over_time_by_hand() -> None:
+    run = fake_run("static; tree", {"gsm8k": 2})
+    deep, low = [7, 1, 8], [3, 4, 4]
+    answers = [
+        fake_answer("static", "gsm8k", 0, True, shapes={"seen": [low], "steps": [0] * 9}),
+        fake_answer("tree", "gsm8k", 0, True, shapes={"seen": [deep, low], "steps": [0, 1, 1, 1, 1, 0]}),
+        fake_answer("tree", "gsm8k", 1, True, shapes={"seen": [low], "steps": [0, 0, 0]}),
+    ]
+    [shown] = analyse(run, answers).shapes
+    assert (shown.arm, shown.shapes, shown.steps) == ("tree", ["3,4,4", "7,1,8"], [0, 5])
+    assert shown.shares == [[7 / 8, 1 / 8], [0, 1]]
+    assert analyse(run, [fake_answer("tree", "gsm8k", 0, True, shapes=None)]).shapes == []
+
+
 def test_promoted_tokens_are_counted_by_verdict() -> None:
     def entry(token: str, replaced: str | None = None) -> dict[str, Any]:
         return {"position": 1, "token_id": 1, "token": token, "log_margin": -0.1, "replaced_id": None, "replaced": replaced}

@@ -21,6 +21,7 @@ from .eval_setup import (
     check_tools,
     described,
     load_questions,
+    parse_counts,
     parse_data,
     parse_names,
     prepare,
@@ -47,7 +48,9 @@ def evaluate(
     data: Annotated[
         list[str] | None, typer.Option(help="TASK=FILE: a JSON-lines file instead of the hub's data set; may be repeated.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    limit: Annotated[
+        str | None, typer.Option(help="Only the first so many questions, of each task or as gsm8k=200,math500=100; default: all.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Requests decoded together: one joins when another leaves.")] = 16,
     max_tokens: Annotated[
         str | None,
@@ -56,6 +59,12 @@ def evaluate(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Seed of sampling (question i uses seed + i) and of the bootstrap.")] = 0,
+    interleave: Annotated[
+        bool,
+        typer.Option(
+            "--interleave", help="With --batch 1: arms take turns at every question, judged in between, so that speeds can be compared."
+        ),
+    ] = False,
     replaced: Annotated[
         bool, typer.Option("--replaced", help="Also note what each promoted token replaced; temperature 0 only, and a little slower.")
     ] = False,
@@ -81,13 +90,18 @@ def evaluate(
 
         adaptivespec eval --out runs/long --tasks math500 --max-tokens 2048 --batch 32 -m qwen3-8b    # on a GPU machine
 
+        adaptivespec eval --out runs/speed --batch 1 --interleave --limit 14 --max-tokens 160     # tokens/s, resumable
+
         adaptivespec eval --out runs/served --engine openai=http://localhost:30000/v1 --arms server:strict-eagle3
 
         adaptivespec report runs/first
     """
     names = parse_names(tasks)
     params = task_params(sampling, names, max_tokens, seed, replaced)
-    wanted = Wanted(names, params, parse_data(data or [], names), limit, batch, replaced, seed, out, fresh, yes)
+    limits = parse_counts("--limit", limit, names)
+    wanted = Wanted(names, params, parse_data(data or [], names), limits, batch, replaced, seed, out, fresh, yes, interleave)
+    if interleave and batch != 1:
+        raise UserError(f"--interleave is for --batch 1, not {batch}: requests of several arms in one batch would share its time")
     if remote is not None:
         evaluate_server(remote, engine, arms, wanted, TIMEOUT if timeout is None else timeout)
         return
@@ -96,7 +110,7 @@ def evaluate(
     if any(part.strip().startswith("server:") for part in arms.split(";")):
         raise UserError("an arm server:LABEL needs --engine openai=URL")
     chosen = parse_arms(arms)
-    questions = load_questions(names, wanted.files, limit)
+    questions = load_questions(names, wanted.files, limits)
     check_tools(names)
     check_mixes(described(chosen), questions)
     flags = {name: value for name, value in vars(engine).items() if name != "trace"}

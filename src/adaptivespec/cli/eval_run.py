@@ -63,7 +63,7 @@ def carry_out(
         prompts = {**prompts, "examples": {**earlier["prompts"]["examples"], **prompts["examples"]}}
         sessions = [*earlier["sessions"], session]
     run = {"schema": SCHEMA, "settings": settings, "prompts": prompts, "sessions": sessions}
-    complete = answer(answerer, labels, asked, out, run)
+    complete = answer(answerer, labels, asked, out, run, wanted.interleave)
     from .report import show
 
     show(out, wanted.seed)
@@ -88,8 +88,11 @@ class Bars:
         self.progress.update(self.bars[arm], advance=advance, description=f"{arm}  {share}")
 
 
-def answer(answerer: Answerer, labels: Sequence[str], asked: Mapping[str, Asked], out: Path, run: dict[str, Any]) -> bool:
+def answer(
+    answerer: Answerer, labels: Sequence[str], asked: Mapping[str, Asked], out: Path, run: dict[str, Any], interleave: bool = False
+) -> bool:
     """Answer what is missing; whether all is answered in the end, False after Ctrl-C."""
+    from ..evaluation.interleaved import ask_in_turns
     from ..evaluation.runs import ask_all
 
     total = sum(len(task.questions) for task in asked.values())
@@ -106,7 +109,7 @@ def answer(answerer: Answerer, labels: Sequence[str], asked: Mapping[str, Asked]
             if row["arm"] in bars.bars and (row["task"], row["id"]) in wanted:
                 bars.update(row["arm"], row["correct"])
         try:
-            ask_all(answerer, labels, asked, log, bars.update, told)
+            (ask_in_turns if interleave else ask_all)(answerer, labels, asked, log, bars.update, told)
         except KeyboardInterrupt:
             aside(f"interrupted: {bars.done.total()} of {total * len(labels)} answers are in {out}; the same command goes on", "red")
             return False

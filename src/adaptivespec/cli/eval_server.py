@@ -35,7 +35,7 @@ def evaluate_server(engine: str, flags: o.EngineFlags, arms: str, wanted: Wanted
     if wanted.batch > MAX_REQUESTS:
         raise UserError(f"--batch: at most {MAX_REQUESTS} requests at a time with --engine, not {wanted.batch}")
     chosen = parse_server_arms(arms)
-    questions = load_questions(wanted.names, wanted.files, wanted.limit)
+    questions = load_questions(wanted.names, wanted.files, wanted.limits)
     check_tools(wanted.names)
     require_openai()
     described = {arm.label: {"kinds": list(arm.kinds), "settings": list(arm.settings)} for arm in chosen}
@@ -66,5 +66,7 @@ def refuse_idle(flags: o.EngineFlags, wanted: Wanted) -> None:
     for name, value in vars(flags).items():
         if name != "model" and value != getattr(default, name):
             raise UserError(f"--{name.replace('_', '-')} has no effect with --engine: the server was started with its own")
+    if wanted.interleave:
+        raise UserError("--interleave has no effect with --engine: it is for the time of this engine")
     if wanted.replaced:
         raise UserError("--replaced has no effect with --engine: servers don't say what a promoted token replaced")

@@ -37,13 +37,14 @@ class Wanted:
     names: list[str]
     params: dict[str, SamplingParams]
     files: dict[str, Path]
-    limit: int | None
+    limits: dict[str, int]
     batch: int
     replaced: bool
     seed: int
     out: Path
     fresh: bool
     yes: bool
+    interleave: bool = False
 
 
 def parse_names(text: str) -> list[str]:
@@ -85,14 +86,7 @@ def task_params(
     """Sampling settings of each task. Raises UserError for what does not fit."""
     from ..evaluation.runs import MAX_TOKENS
 
-    most: dict[str, int] = {name: MAX_TOKENS[name] for name in names}
-    if max_tokens is not None:
-        texts = [part.strip() for part in max_tokens.split(",")]
-        given = dict.fromkeys(names, texts[0]) if len(texts) == 1 and "=" not in texts[0] else by_task("--max-tokens", texts, names)
-        for name, value in given.items():
-            if not (value.isascii() and value.isdigit()):
-                raise UserError(f"--max-tokens: expected a number, or gsm8k=512,math500=1024, not {max_tokens!r}")
-            most[name] = int(value)
+    most = {**{name: MAX_TOKENS[name] for name in names}, **parse_counts("--max-tokens", max_tokens, names)}
     params = {name: sampling.params(seed=seed, max_tokens=number, **({"logprobs": 1} if replaced else {})) for name, number in most.items()}
     one = params[names[0]]
     if replaced and (one.temperature > 0 or one.penalises or one.min_tokens):
@@ -100,11 +94,23 @@ def task_params(
     return params
 
 
-def load_questions(names: Sequence[str], files: Mapping[str, Path], limit: int | None) -> dict[str, list[Question]]:
-    """The questions of each task, with ids that tell them apart. Raises UserError."""
+def parse_counts(flag: str, text: str | None, names: Sequence[str]) -> dict[str, int]:
+    """A number for all tasks, or one each as `gsm8k=512,math500=1024`: by task, without those that are not named. Raises UserError."""
+    if text is None:
+        return {}
+    texts = [part.strip() for part in text.split(",")]
+    given = dict.fromkeys(names, texts[0]) if len(texts) == 1 and "=" not in texts[0] else by_task(flag, texts, names)
+    for value in given.values():
+        if not (value.isascii() and value.isdigit() and int(value) > 0):
+            raise UserError(f"{flag}: expected a number from 1, or several as gsm8k=200,math500=100, not {text!r}")
+    return {name: int(value) for name, value in given.items()}
+
+
+def load_questions(names: Sequence[str], files: Mapping[str, Path], limits: Mapping[str, int]) -> dict[str, list[Question]]:
+    """The questions of each task, as many as its limit says, with ids that tell them apart. Raises UserError."""
     from ..evaluation.runs import check_ids
 
-    questions = {name: load_task(name, files.get(name), limit) for name in names}
+    questions = {name: load_task(name, files.get(name), limits.get(name)) for name in names}
     for own in questions.values():
         check_ids(own)
     return questions
@@ -156,12 +162,14 @@ def run_settings(
         **engine,
         "batch": wanted.batch,
         "replaced": wanted.replaced,
+        "interleave": wanted.interleave,
         "sampling": {name: value for name, value in first.model_dump(mode="json").items() if name not in ("max_tokens", "logprobs", "n")},
         "arms": dict(arms),
         "tasks": {
             name: {
                 "max_tokens": wanted.params[name].max_tokens,
                 "data": str(wanted.files[name]) if name in wanted.files else None,
+                "arms": list(arms),
                 "questions": {question.id: digest(question) for question in own},
             }
             for name, own in questions.items()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..config import POLICY_SETTINGS, RULE_SETTINGS
+from .folder import asked_arms
 from .statistics import detectable_difference, mcnemar, paired_bootstrap, throughput_ratio, wilson
 
 ALL = "all"
@@ -94,12 +95,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Square:
-    """The 2 x 2 ablation: static or adaptive tree, strict or margin rule, with settings that agree pairwise.
+    """The 2 x 2 ablation on one task (or all): static or adaptive tree, strict or margin rule, with settings that agree pairwise.
 
     `speed` and `accept_length` are interactions, log(both) - log(tree) - log(margin) + log(static): above 0 the two parts bring more
     together than the product of what each brings alone. None for accept lengths that a server does not say.
     """
 
+    task: str
     static: str
     margin: str
     tree: str
@@ -107,6 +109,11 @@ class Square:
     questions: int
     speed: Interval
     accept_length: Interval | None
+
+    @property
+    def arms(self) -> tuple[str, str, str, str]:
+        """The four labels: static, margin, tree, both."""
+        return self.static, self.margin, self.tree, self.both
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,27 @@ class PromotedToken:
 
 
 @dataclass(frozen=True)
+class ShapesOverTime:
+    """Which shapes an arm planned early and late in its answers.
+
+    Attributes:
+        arm: its label; only arms with several shapes are listed.
+        shapes: `num_steps,topk,num_draft_tokens`, from shallow to deep.
+        steps: the first step, counted from 0, of each span of `SPAN` steps, as far as a tenth of the answers reach.
+        shares: of each span the share of each shape, over the answers that were still running.
+    """
+
+    arm: str
+    shapes: list[str]
+    steps: list[int]
+    shares: list[list[float]]
+
+
+SPAN = 5
+"""Steps that `ShapesOverTime` counts together."""
+
+
+@dataclass(frozen=True)
 class Analysis:
     """All numbers of a run.
 
@@ -128,15 +156,17 @@ class Analysis:
         reference: the arm that accuracy is compared with: the first strict one that speculates, else plain decoding, else None.
         plain: the arm of plain decoding, if any.
         kappas: the margin threshold of each arm of one setting; 1 is strict. Without arms of a server whose labels do not say it.
-        tasks: those of the run; with several, cells of `all` come first.
+        sweeps: labels of arms that differ in kappa alone, from strict to loose; at least two lossy ones each.
+        tasks: those of the run; with several, cells of `all` come first, of the arms that were put to every task.
         batch: requests decoded together, or in flight to a server.
         engine: who answered: `local`, or `openai` for a server.
-        missing: questions times arms that are not answered yet.
+        missing: answers that were asked for and are not there yet.
     """
 
     reference: str | None
     plain: str | None
     kappas: dict[str, float]
+    sweeps: list[list[str]]
     tasks: list[str]
     batch: int
     engine: str
@@ -144,6 +174,7 @@ class Analysis:
     cells: list[Cell]
     squares: list[Square]
     promoted: list[PromotedToken]
+    shapes: list[ShapesOverTime]
 
     def of(self, task: str) -> list[Cell]:
         """A task's cells, in the order of arms."""
@@ -153,6 +184,15 @@ class Analysis:
     def groups(self) -> list[str]:
         """Names that cells have: `all` with several tasks, then the tasks."""
         return list(dict.fromkeys(cell.task for cell in self.cells))
+
+    @property
+    def arms(self) -> list[str]:
+        """All labels."""
+        return list(dict.fromkeys(cell.arm for name in [*self.tasks, *self.groups] for cell in self.of(name)))
+
+    def cell(self, task: str, arm: str) -> Cell | None:
+        """An arm's cell, None where it was not asked or has answered nothing."""
+        return next((cell for cell in self.of(task) if cell.arm == arm and cell.answers), None)
 
 
 @dataclass(frozen=True)
@@ -181,15 +221,19 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
     settings = run["settings"]
     arms, tasks = settings["arms"], settings["tasks"]
     by_arm: dict[str, Rows] = {label: {} for label in arms}
+    put_to = {name: asked_arms(settings, name) for name in tasks}
     for row in answers:
-        if row["arm"] in arms and row["task"] in tasks and row["id"] in tasks[row["task"]]["questions"]:
+        if row["task"] in tasks and row["arm"] in put_to[row["task"]] and row["id"] in tasks[row["task"]]["questions"]:
             by_arm[row["arm"]][row["task"], row["id"]] = dict(row)
     reference, plain = _reference(arms), _plain(arms)
     groups = {name: [name] for name in tasks}
     if len(tasks) > 1:
         groups = {ALL: list(tasks), **groups}
-    cells = [_cell(name, label, members, by_arm, tasks, reference, plain, seed) for name, members in groups.items() for label in arms]
-    expected = len(arms) * sum(len(task["questions"]) for task in tasks.values())
+    own = {name: [label for label in arms if all(label in put_to[member] for member in members)] for name, members in groups.items()}
+    if len(tasks) > 1 and not own[ALL]:
+        del groups[ALL], own[ALL]
+    cells = [_cell(name, label, groups[name], by_arm, tasks, reference, plain, seed) for name in groups for label in own[name]]
+    expected = sum(len(put_to[name]) * len(task["questions"]) for name, task in tasks.items())
     return Analysis(
         reference=reference,
         plain=plain,
@@ -198,13 +242,20 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
             for label, arm in arms.items()
             if len(arm["kinds"]) == 1 and arm["kinds"][0]["kappa"] is not None
         },
+        sweeps=_sweeps(arms),
         tasks=list(tasks),
         batch=settings["batch"],
         engine=settings.get("engine", "local"),
         missing=expected - sum(len(rows) for rows in by_arm.values()),
         cells=cells,
-        squares=[square for four in _squares(arms) if (square := _square(four, by_arm, seed)) is not None],
+        squares=[
+            square
+            for four in _squares(arms)
+            for name, members in groups.items()
+            if set(four) <= set(own[name]) and (square := _square(name, members, four, by_arm, seed)) is not None
+        ],
         promoted=[entry for label, rows in by_arm.items() for entry in _promoted(label, rows)],
+        shapes=[shown for label, rows in by_arm.items() if (shown := _shapes(label, rows)) is not None],
     )
 
 
@@ -378,9 +429,51 @@ def _squares(arms: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     return squares
 
 
-def _square(labels: tuple[str, str, str, str], by_arm: Mapping[str, Rows], seed: int) -> Square | None:
+def _sweeps(arms: Mapping[str, Any]) -> list[list[str]]:
+    """Labels of arms of one setting that are equal in all but kappa, from strict to loose."""
+    lossy: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    strict: dict[str, str] = {}
+    for label, arm in arms.items():
+        if len(arm["kinds"]) > 1 or not arm["settings"][0]:
+            continue
+        kind, settings = arm["kinds"][0], arm["settings"][0]
+        tree = repr([kind["policy"], *(settings.get(name) for name in sorted(POLICY_SETTINGS))])
+        if kind["rule"] == "margin":
+            lossy[tree, repr([settings.get(name) for name in sorted(RULE_SETTINGS - {"margin"})])][label] = kind["kappa"]
+        elif kind["rule"] == "strict" and kind["policy"] != "off":
+            strict.setdefault(tree, label)
+    return [
+        [*([strict[tree]] if tree in strict else []), *sorted(kappas, key=lambda label: -kappas[label])]
+        for (tree, _), kappas in lossy.items()
+        if len(kappas) > 1
+    ]
+
+
+def _shapes(label: str, rows: Rows) -> ShapesOverTime | None:
+    """None for an arm of one shape, or whose answers don't say."""
+    planned = []
+    for row in rows.values():
+        told = row.get("shapes")
+        if told and told["steps"]:
+            names = [tuple(shape) for shape in told["seen"]]
+            planned.append([names[index] for index in told["steps"]])
+    shapes = sorted({shape for steps in planned for shape in steps}, key=lambda shape: (shape[0], -shape[1], shape[2]))
+    if len(shapes) < 2:
+        return None
+    begins, shares = [], []
+    for begin in range(0, max(map(len, planned)), SPAN):
+        running = [steps[begin : begin + SPAN] for steps in planned if len(steps) > begin]
+        if len(running) < max(1, len(planned) / 10):
+            break
+        counts = Counter(shape for steps in running for shape in steps)
+        begins.append(begin)
+        shares.append([counts[shape] / counts.total() for shape in shapes])
+    return ShapesOverTime(label, [",".join(map(str, shape)) for shape in shapes], begins, shares)
+
+
+def _square(task: str, members: Sequence[str], labels: tuple[str, str, str, str], by_arm: Mapping[str, Rows], seed: int) -> Square | None:
     static, margin, tree, both = labels
-    keys = [each for each in by_arm[static] if all(each in by_arm[label] for label in labels)]
+    keys = [each for each in by_arm[static] if each[0] in members and all(each in by_arm[label] for label in labels)]
     if not keys:
         return None
     tables = [_table(by_arm[label], keys) for label in labels]
@@ -400,7 +493,7 @@ def _square(labels: tuple[str, str, str, str], by_arm: Mapping[str, Rows], seed:
     if speed is None:
         return None
     accept = interaction([t.accepted + t.steps for t in tables], [t.steps for t in tables])
-    return Square(static, margin, tree, both, len(keys), speed, accept)
+    return Square(task, static, margin, tree, both, len(keys), speed, accept)
 
 
 def _promoted(label: str, rows: Rows) -> list[PromotedToken]:

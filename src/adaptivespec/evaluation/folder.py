@@ -23,6 +23,9 @@ RUN, ANSWERS, CALLS, RESERVE = "run.json", "answers.jsonl", "calls.jsonl", "answ
 OWN_FILES = (RUN, ANSWERS, CALLS, RESERVE)
 """What a run writes. The reserve is given up when the disk is full, so that answers which are finished by then still fit."""
 
+LATER = {"interleave": False}
+"""Settings that the first versions did not record, and what they were."""
+
 RESERVE_BYTES = 4 << 20
 
 Key = tuple[str, str, str]
@@ -102,6 +105,7 @@ def _answer(line: bytes, where: str) -> dict[str, Any]:
 
 def contradiction(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """What the settings of a run and new ones disagree on, as `name old, not new`. More arms, tasks and questions are no contradiction."""
+    old, new = {**LATER, **old}, {**LATER, **new}
     for name in {**old, **new}:
         before, now = old.get(name), new.get(name)
         if name in ("arms", "tasks"):
@@ -116,7 +120,7 @@ def contradiction(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 def _difference(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name in {**before, **now}:
         old, new = before.get(name), now.get(name)
-        if name == "data":  # where questions come from; what they are is compared
+        if name in ("data", "arms"):  # where questions come from, when what they are is compared; which arms were asked them
             continue
         if name == "questions" and isinstance(old, dict) and isinstance(new, dict):
             if changed := [each for each in old if each in new and old[each] != new[each]]:
@@ -135,10 +139,21 @@ def _difference(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -
     return None
 
 
+def asked_arms(settings: Mapping[str, Any], task: str) -> list[str]:
+    """The arms that a task was put to, all of the run where run.json does not say (of an earlier version); none without the task."""
+    if task not in settings["tasks"]:
+        return []
+    return list(settings["tasks"][task].get("arms", settings["arms"]))
+
+
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run that is taken up again: those of both, which do not contradict each other."""
     tasks = {
-        name: {**task, "questions": {**old["tasks"].get(name, {}).get("questions", {}), **task["questions"]}}
+        name: {
+            **task,
+            "arms": list(dict.fromkeys([*asked_arms(old, name), *asked_arms(new, name)])),
+            "questions": {**old["tasks"].get(name, {}).get("questions", {}), **task["questions"]},
+        }
         for name, task in new["tasks"].items()
     }
     return {**new, "arms": {**old["arms"], **new["arms"]}, "tasks": {**old["tasks"], **tasks}}

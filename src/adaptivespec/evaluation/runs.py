@@ -130,6 +130,13 @@ def promotions(output: RequestOutput, decode: Callable[[int], str]) -> list[dict
     return rows
 
 
+def shapes_of(output: RequestOutput) -> dict[str, list[Any]]:
+    """The planned shape of every step: those that occurred, and each step's place among them."""
+    seen: dict[tuple[int, int, int], int] = {}
+    steps = [seen.setdefault((r.shape.num_steps, r.shape.topk, r.shape.num_draft_tokens), len(seen)) for r in output.records]
+    return {"seen": [list(shape) for shape in seen], "steps": steps}
+
+
 def answer_row(arm: Arm, question: Question, output: RequestOutput, decode: Callable[[int], str]) -> dict[str, Any]:
     """Everything about an answer but the verdict, see docs/evaluation.md."""
     return {
@@ -144,6 +151,7 @@ def answer_row(arm: Arm, question: Question, output: RequestOutput, decode: Call
         "metrics": output.metrics,
         "steps": len(output.records),
         "spent": output.records[-1].spent if output.records else 0.0,
+        "shapes": shapes_of(output),
         "seconds": share_of_seconds(output),
         "seed": output.params.seed,
     }
@@ -255,10 +263,10 @@ def ask_all(
         for label in labels:
             numbers = [i for i, question in enumerate(asked.questions) if (label, task, question.id) not in done]
             if numbers:
-                on_call(_run_call(answerer, label, task, asked, numbers, log, on_answer, judge, workers))
+                on_call(run_call(answerer, label, task, asked, numbers, log, on_answer, judge, workers))
 
 
-def _run_call(
+def run_call(
     answerer: Answerer,
     label: str,
     task: str,
@@ -269,7 +277,7 @@ def _run_call(
     judge: Callable[[Question, str], Score],
     workers: int,
 ) -> dict[str, Any]:
-    """An arm on a task, noted in calls.jsonl also when it is cut short."""
+    """Ask some questions of a task under an arm, all at once: see `ask_all`. It is noted in calls.jsonl also when it is cut short."""
     call: dict[str, Any] = {"arm": label, "task": task, "asked": len(numbers), "answers": 0, "tokens": 0, "complete": False}
     began = time.perf_counter()
 
