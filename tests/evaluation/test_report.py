@@ -15,7 +15,8 @@ from fake_run import FOUR, fake_answers, fake_run, write_run
 
 from adaptivespec.cli.main import run as command
 from adaptivespec.evaluation.analysis import Interval, analyse
-from adaptivespec.evaluation.report import DARK, LIGHT, figures, number, page, percent, png, points, signed
+from adaptivespec.evaluation.figures import DARK, LIGHT, figures, png
+from adaptivespec.evaluation.report import number, page, percent, points, signed
 
 NAMES = ["accuracy-by-task", "accuracy-and-speed", "accept-length", "ablation"]
 
@@ -144,7 +145,7 @@ def test_what_is_wrong_is_one_line(
     assert "holds no evaluation: cannot read run.json (No such file or directory)" in capsys.readouterr().err
     assert command(["report", str(folder), "--out", str(tmp_path / "no" / "page.html")]) == 2
     assert "its folder is missing or read-only" in capsys.readouterr().err
-    monkeypatch.setattr("adaptivespec.evaluation.report.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("adaptivespec.evaluation.figures.importlib.util.find_spec", lambda name: None)
     assert command(["report", str(folder)]) == 2
     error = capsys.readouterr().err
     assert "figures need the library matplotlib: pip install 'adaptivespec[eval]'" in error

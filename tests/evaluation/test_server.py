@@ -12,7 +12,8 @@ from adaptivespec.errors import UserError
 from adaptivespec.evaluation import server_answers
 from adaptivespec.evaluation.analysis import analyse
 from adaptivespec.evaluation.arms import parse_arm
-from adaptivespec.evaluation.report import LIGHT, figures, page, png
+from adaptivespec.evaluation.figures import LIGHT, figures, png
+from adaptivespec.evaluation.report import page
 from adaptivespec.evaluation.server import parse_engine
 from adaptivespec.evaluation.server_answers import SharedClock
 from adaptivespec.evaluation.server_arms import not_obeyed, parse_server_arm, wish_of

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +14,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..evaluation.folder import read_answers, read_run
+from ..errors import UserError
+from ..evaluation.folder import contradiction, read_answers, read_run
 from .files import check_writable, write
 from .options import to_json
 from .render import CAPTION, aside
@@ -23,6 +27,13 @@ if TYPE_CHECKING:
 def report(
     folder: Annotated[Path, typer.Argument(help="The folder of a run (`adaptivespec eval --out`), finished or not.")],
     out: Annotated[Path | None, typer.Option(help="The HTML page; default: report.html in the folder, beside its figures.")] = None,
+    speed: Annotated[
+        Path | None, typer.Option(help="Another run of the same arms that measured speed (`eval --batch 1 --interleave`): speeds are its.")
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(help="Also write Markdown, with its figures in a folder beside it; a text around the two marker lines in it stays."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON and write no files.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
@@ -34,26 +45,71 @@ def report(
 
         adaptivespec report runs/first --out first.html
 
+        adaptivespec report runs/first --speed runs/speed --markdown results.md
+
         adaptivespec report runs/first --json | jq '.cells[] | [.task, .arm, .accuracy.value]'
     """
     if json:
+        if speed is not None or markdown is not None or out is not None:
+            raise UserError("--json prints the numbers of one run and writes nothing: leave out --out, --speed and --markdown")
         typer.echo(to_json(as_json(load(folder, seed)[1])))
         return
-    from ..evaluation.report import DARK, figures, page, png, require_matplotlib
+    from ..evaluation.figures import DARK, figures, png, require_matplotlib
+    from ..evaluation.report import page
 
     require_matplotlib()
     run, analysis = load(folder, seed)
+    timed = None if speed is None else load(speed, seed)
+    if timed is not None:
+        check_same(run, timed[0], speed)
     target = out if out is not None else folder / "report.html"
-    drawn = figures(analysis)
-    for path in (target, *(folder / f"{name}.png" for name in drawn)):
+    drawn = figures(analysis, timed[1] if timed else None)
+    for path in (target, *(folder / f"{name}.png" for name in drawn), *([markdown] if markdown else [])):
         check_writable(path)
     images = {name: (png(draw), png(draw, DARK)) for name, draw in drawn.items()}
     for name, (light, _) in images.items():
         (folder / f"{name}.png").write_bytes(light)
-    write(target, page(run, analysis, images))
+    if markdown is not None:
+        write_markdown(markdown, (run, analysis), timed, {name: light for name, (light, _) in images.items()})
+    write(target, page(run, analysis, images, timed))
     Console().print(tables(analysis))
+    if timed is not None:
+        Console().print(speed_table(timed[1]))
     remarks(analysis)
     aside(f"written: {target}{f' and {len(images)} figures in {folder}' if images else ''}")
+    if markdown is not None:
+        aside(f"written: {markdown}")
+
+
+def check_same(run: Mapping[str, Any], other: Mapping[str, Any], folder: Path | None) -> None:
+    """Refuse speeds of another model, or of arms with the same labels and other settings. Raises UserError."""
+    loose = ("batch", "interleave", "replaced", "tasks")
+    one, two = ({name: value for name, value in each["settings"].items() if name not in loose} for each in (run, other))
+    if said := contradiction(one, two):
+        raise UserError(f"--speed {folder} is no run of the same engine and arms: {said}")
+
+
+def write_markdown(
+    path: Path, quality: tuple[dict[str, Any], Analysis], timed: tuple[dict[str, Any], Analysis] | None, images: Mapping[str, bytes]
+) -> None:
+    """Write the Markdown file and, in a folder of its name beside it, its figures. Raises UserError for a file without markers."""
+    from ..evaluation.markdown import markdown, splice
+
+    try:
+        old = path.read_text("utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"cannot read {path}") from None
+    command = shlex.join(["adaptivespec", *sys.argv[1:]])
+    numbers = markdown(quality, timed, {name: f"{path.stem}/{name}.png" for name in images}, command)
+    try:
+        text = splice(old, numbers)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    beside = path.with_name(path.stem)
+    beside.mkdir(exist_ok=True)
+    for name, image in images.items():
+        (beside / f"{name}.png").write_bytes(image)
+    write(path, text)
 
 
 def load(folder: Path, seed: int) -> tuple[dict[str, Any], Analysis]:
@@ -92,14 +148,11 @@ def remarks(analysis: Analysis) -> None:
 def tables(analysis: Analysis) -> Group:
     """Quality and speed, each task under its name; fits 80 columns."""
     quality = _table("arm", "n", "right % (95 %)", "difference (95 %)", "p", "detects", "recovery")
-    speed = _table("arm", "tokens", "cut", "promoted", "accept", "-bonus", "taken", "tok/s", "x plain" if analysis.plain else "x ref")
     for group in analysis.groups:
         if len(analysis.groups) > 1:
-            for table in (quality, speed):
-                table.add_row(Text(group, style="bold"))
+            quality.add_row(Text(group, style="bold"))
         for cell in analysis.of(group):
             quality.add_row(*_quality(cell, analysis.reference))
-            speed.add_row(*_speed(cell, analysis.plain is not None))
     against = (
         f"difference: percentage points to {analysis.reference}\n" if analysis.reference else "no arm is strict: nothing to compare with\n"
     )
@@ -107,6 +160,17 @@ def tables(analysis: Analysis) -> Group:
         f"{against}on the same questions; p: exact McNemar; detects: the smallest difference\n"
         "found with 80 % power; recovery: accuracy in % of the reference's"
     )
+    return Group(quality, Text(about_quality, style=CAPTION), Text(""), speed_table(analysis))
+
+
+def speed_table(analysis: Analysis) -> Group:
+    """Lengths, promotions and speed, each task under its name."""
+    speed = _table("arm", "tokens", "cut", "promoted", "accept", "-bonus", "taken", "tok/s", "x plain" if analysis.plain else "x ref")
+    for group in analysis.groups:
+        if len(analysis.groups) > 1:
+            speed.add_row(Text(group, style="bold"))
+        for cell in analysis.of(group):
+            speed.add_row(*_speed(cell, analysis.plain is not None))
     load = f"batch {analysis.batch}, arms one after the other (see bench)"
     if analysis.engine == "openai":
         load = f"{analysis.batch} requests in flight: all tokens / wall time"
@@ -115,7 +179,7 @@ def tables(analysis: Analysis) -> Group:
         "tokens; accept: tokens per step, and without the bonus; taken: of the\n"
         f"drafted tokens; tok/s at {load}"
     )
-    return Group(quality, Text(about_quality, style=CAPTION), Text(""), speed, Text(about_speed, style=CAPTION))
+    return Group(speed, Text(about_speed, style=CAPTION))
 
 
 def _table(*names: str) -> Table:
