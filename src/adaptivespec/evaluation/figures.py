@@ -143,6 +143,8 @@ def _legend(figure: Figure, theme: Theme, entries: Mapping[str, Any], columns: i
 
 
 def _title(axes: Axes, text: str, theme: Theme) -> None:
+    if len(text) > 30:  # wider than a small panel
+        text = text.replace(",", ",\n", 1)
     axes.set_title(text, fontsize=9, color=theme.text)
 
 
@@ -256,11 +258,13 @@ def _histogram(analysis: Analysis, arm: str) -> list[int]:
 def _histograms(steps: Mapping[str, Sequence[int]], theme: Theme) -> Figure:
     figure, panels = _wrapped(theme, len(steps), 4, 2.3, 1.9, sharex=True, sharey=True)
     longest = max(map(len, steps.values()))
+    highest = max(100 * max(counts) / sum(counts) for counts in steps.values())
     for number, (axes, (arm, counts)) in enumerate(zip(panels, steps.items(), strict=True)):
         axes.bar(range(len(counts)), [100 * count / sum(counts) for count in counts], color=theme.series[0])
         mean = sum(i * count for i, count in enumerate(counts)) / sum(counts)
         axes.axvline(mean, color=theme.series[1], linewidth=1)
         axes.annotate(f"mean {mean:.2f}", (0.98, 0.9), xycoords="axes fraction", ha="right", fontsize=8, color=theme.text)
+        axes.set_ylim(0, 1.2 * highest)  # room for the words
         _title(axes, arm, theme)
         axes.set_xlim(-0.7, longest - 0.3)
         axes.set_xticks(range(longest))
