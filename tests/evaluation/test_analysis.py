@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from adaptivespec.errors import UserError
 from adaptivespec.evaluation.analysis import ALL, Analysis, Cell, analyse, pareto
 from adaptivespec.evaluation.statistics import detectable_difference, mcnemar, paired_bootstrap, wilson
 
@@ -160,6 +161,23 @@ def test_which_arm_is_the_reference(arms: str, reference: str | None) -> None:
     analysis = analyse(run, fake_answers(run))
     assert analysis.reference == reference
     assert all((each.versus is None) == (reference in (None, each.arm)) for each in analysis.cells)
+
+
+def test_another_reference() -> None:
+    run = fake_run(FOUR, {"gsm8k": 20})
+    analysis = analyse(run, fake_answers(run), reference="tree")
+    assert (analysis.reference, cell(analysis, "gsm8k", "tree").versus) == ("tree", None)
+    versus = cell(analysis, "gsm8k", "static:3,4,4").versus
+    assert versus is not None
+    accuracies = [cell(analysis, "gsm8k", arm).accuracy.value for arm in ("static:3,4,4", "tree")]
+    assert versus.difference.value == pytest.approx(accuracies[0] - accuracies[1])
+    with pytest.raises(UserError, match="no arm 'tre' in this run; did you mean 'tree'"):
+        analyse(run, [], reference="tre")
+
+
+def test_plain_decoding_comes_first() -> None:
+    run = fake_run("static; ar; tree", {"gsm8k": 2})
+    assert analyse(run, fake_answers(run)).arms == ["ar", "static", "tree"]
 
 
 def test_an_unfinished_run_compares_what_both_answered() -> None:

@@ -107,7 +107,7 @@ def test_what_went_badly_is_found() -> None:
 
 
 def test_splice() -> None:
-    assert splice(None, "new\n") == splice(" \n", "new") == f"{BEGIN}\nnew\n{END}\n"
+    assert splice(None, "new\n") == splice(" \n", "new") == f"# Results\n\n{BEGIN}\nnew\n{END}\n"
     assert splice(f"a {BEGIN} b {END} c", "new") == f"a {BEGIN}\nnew\n{END} c"
     for bad in ("text", BEGIN, f"{END} {BEGIN}"):
         with pytest.raises(UserError, match="no lines"):

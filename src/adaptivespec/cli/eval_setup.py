@@ -225,8 +225,8 @@ def check_folder(out: Path) -> None:
 
 
 def prompt_texts(chat_template: str | None, questions: Mapping[str, Sequence[Question]]) -> dict[str, Any]:
-    """The model's chat template (None where a server keeps it), and the first question of each task as it is put."""
-    return {"chat_template": chat_template, "examples": {name: own[0].messages for name, own in questions.items()}}
+    """The model's chat template (None where a server keeps it), solved examples before a question, and the first question of each task."""
+    return {"chat_template": chat_template, "few_shot": 0, "examples": {name: own[0].messages for name, own in questions.items()}}
 
 
 def session(device: object, model: str, dtype: str | None, context_length: int | None, names: Sequence[str], seed: int) -> dict[str, Any]:

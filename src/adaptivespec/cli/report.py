@@ -35,6 +35,9 @@ def report(
         typer.Option(help="Also write Markdown, with its figures in a folder beside it; a text around the two marker lines in it stays."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON and write no files.")] = False,
+    reference: Annotated[
+        str | None, typer.Option(help="The arm to compare with; default: the first strict one that speculates, else plain decoding.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Show what an evaluation found, and write it as one HTML page that works offline, with its figures as PNG files.
@@ -52,13 +55,13 @@ def report(
     if json:
         if speed is not None or markdown is not None or out is not None:
             raise UserError("--json prints the numbers of one run and writes nothing: leave out --out, --speed and --markdown")
-        typer.echo(to_json(as_json(load(folder, seed)[1])))
+        typer.echo(to_json(as_json(load(folder, seed, reference)[1])))
         return
     from ..evaluation.figures import DARK, figures, png, require_matplotlib
     from ..evaluation.report import page
 
     require_matplotlib()
-    run, analysis = load(folder, seed)
+    run, analysis = load(folder, seed, reference)
     timed = None if speed is None else load(speed, seed)
     if timed is not None:
         check_same(run, timed[0], speed)
@@ -112,14 +115,14 @@ def write_markdown(
     write(path, text)
 
 
-def load(folder: Path, seed: int) -> tuple[dict[str, Any], Analysis]:
-    """run.json and the numbers. Raises UserError for a folder without a run, and without SciPy."""
+def load(folder: Path, seed: int, reference: str | None = None) -> tuple[dict[str, Any], Analysis]:
+    """run.json and the numbers. Raises UserError for a folder without a run, an unknown reference, and without SciPy."""
     from ..evaluation.analysis import analyse
     from ..evaluation.statistics import require_scipy
 
     run = read_run(folder)
     require_scipy()
-    return run, analyse(run, read_answers(folder), seed)
+    return run, analyse(run, read_answers(folder), seed, reference)
 
 
 def show(folder: Path, seed: int) -> None:

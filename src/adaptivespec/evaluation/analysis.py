@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..config import POLICY_SETTINGS, RULE_SETTINGS
+from ..errors import UserError, nearest
 from .folder import asked_arms
 from .statistics import detectable_difference, mcnemar, paired_bootstrap, throughput_ratio, wilson
 
@@ -153,7 +154,8 @@ class Analysis:
     """All numbers of a run.
 
     Attributes:
-        reference: the arm that accuracy is compared with: the first strict one that speculates, else plain decoding, else None.
+        reference: the arm that accuracy is compared with: the one asked for, else the first strict one that speculates, else plain
+            decoding, else None.
         plain: the arm of plain decoding, if any.
         kappas: the margin threshold of each arm of one setting; 1 is strict. Without arms of a server whose labels do not say it.
         sweeps: labels of arms that differ in kappa alone, from strict to loose; at least two lossy ones each.
@@ -210,22 +212,29 @@ Rows = dict[tuple[str, str], dict[str, Any]]
 """An arm's answers by task and id."""
 
 
-def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: int = 0) -> Analysis:
+def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: int = 0, reference: str | None = None) -> Analysis:
     """Compare the arms of a run, also of one that is not finished.
 
     Args:
         run: what run.json says.
         answers: from `folder.read_answers`; those of arms, tasks and questions that run.json does not name are left out.
         seed: of the bootstrap.
+        reference: the arm to compare with; None for the first strict one that speculates, else plain decoding.
+
+    Raises:
+        UserError: an unknown reference.
     """
     settings = run["settings"]
-    arms, tasks = settings["arms"], settings["tasks"]
+    plain, tasks = _plain(settings["arms"]), settings["tasks"]
+    arms = dict(sorted(settings["arms"].items(), key=lambda item: item[0] != plain))  # plain decoding first, also where it was asked last
+    if reference is not None and reference not in arms:
+        raise UserError(f"no arm {reference!r} in this run{nearest(reference, arms)}")
     by_arm: dict[str, Rows] = {label: {} for label in arms}
     put_to = {name: asked_arms(settings, name) for name in tasks}
     for row in answers:
         if row["task"] in tasks and row["arm"] in put_to[row["task"]] and row["id"] in tasks[row["task"]]["questions"]:
             by_arm[row["arm"]][row["task"], row["id"]] = dict(row)
-    reference, plain = _reference(arms), _plain(arms)
+    reference = reference or _reference(arms)
     groups = {name: [name] for name in tasks}
     if len(tasks) > 1:
         groups = {ALL: list(tasks), **groups}

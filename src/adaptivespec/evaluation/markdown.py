@@ -21,14 +21,14 @@ Timed = tuple[Mapping[str, Any], Analysis]
 
 
 def splice(old: str | None, numbers: str) -> str:
-    """A file's text with new numbers between the marker lines; with nothing there yet, the markers and the numbers alone.
+    """A file's text with new numbers between the marker lines; with nothing there yet, a heading, the markers and the numbers.
 
     Raises:
         UserError: a file without the markers, or with them in another order: it is not ours to overwrite.
     """
     block = f"{BEGIN}\n{numbers.strip()}\n{END}"
     if old is None or not old.strip():
-        return block + "\n"
+        return f"# Results\n\n{block}\n"
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
