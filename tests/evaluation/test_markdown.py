@@ -95,9 +95,14 @@ def test_what_went_badly_is_found() -> None:
         for arm, s in seconds.items()
         for i in range(40)
     ]
+    for row in answers:
+        row["text"] = "One. Two. " + "And so on and on, as ever and ever again. " * (9 if row["id"] != "gsm8k/0" else 3)
     analysis = analyse(run, answers)
     found = "\n".join(troubles(analysis, analysis))
-    assert "gsm8k: more than 5% of answers were cut off by the token limit: `margin` 10.0 %." in found
+    assert (
+        "gsm8k: more than 5% of answers were cut off by the token limit: `margin` 10.0 % (4, of which 3 repeated themselves without end)."
+        in found
+    )
     assert "gsm8k, `margin`: worse than `static`, -37.5 (" in found
     assert "`tree`: slower than plain decoding, 0.8" in found
     assert "`tree` is lossless, and yet 1 of 40 verdicts differ from `static`'s" in found

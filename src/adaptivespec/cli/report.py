@@ -62,7 +62,7 @@ def report(
 
     require_matplotlib()
     run, analysis = load(folder, seed, reference)
-    timed = None if speed is None else load(speed, seed)
+    timed = None if speed is None else load(speed, seed, reference)
     if timed is not None:
         check_same(run, timed[0], speed)
     target = out if out is not None else folder / "report.html"

@@ -58,7 +58,8 @@ class Cell:
         answers, missing: questions answered, and not answered yet.
         right, accuracy: how many, and the share with its Wilson interval.
         versus: compared with the reference; None for the reference itself, and where they share no question.
-        mean_tokens: per answer. truncated: share of answers that max_tokens or the context cut off.
+        mean_tokens: per answer. truncated: share of answers that max_tokens or the context cut off; repeating: how many of those were
+            saying the same again and again, so that no limit would have been long enough.
         promoted_per_1k: promoted tokens per 1,000 emitted.
         spent_per_1k: nats spent on promotions per 1,000 emitted tokens.
         accept_length: tokens per verify step, bonus included, before stop conditions cut the last step; drafted_only: bonus excluded.
@@ -80,6 +81,7 @@ class Cell:
     versus: Comparison | None
     mean_tokens: float
     truncated: float
+    repeating: int
     promoted_per_1k: float | None
     spent_per_1k: float | None
     accept_length: float | None
@@ -358,6 +360,7 @@ def _cell(
         versus=_compare(_table(by_arm[label], both), _table(by_arm[str(reference)], both), _strata(both), seed) if both else None,
         mean_tokens=tokens / len(rows) if rows else 0.0,
         truncated=sum(row["finish_reason"] == "length" for row in rows) / len(rows) if rows else 0.0,
+        repeating=sum(row["finish_reason"] == "length" and _repeats(row["text"]) for row in rows),
         promoted_per_1k=_per_1k([_promoted_count(row) for row in rows], rows),
         spent_per_1k=_per_1k([row.get("spent") for row in rows], rows),
         accept_length=(float((accepted + steps) / steps) if steps else 0.0) if told else None,
@@ -373,6 +376,11 @@ def _cell(
         times_plain=times(plain),
         histogram=_histogram(rows),
     )
+
+
+def _repeats(text: str) -> bool:
+    """Whether a text's last 40 characters stand in it four times at least."""
+    return len(text) > 160 and text.count(text[-40:]) >= 4
 
 
 def _histogram(rows: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -77,7 +77,7 @@ def troubles(analysis: Analysis, speed: Analysis) -> list[str]:
     """What a reader should hold against the numbers, found in them by fixed rules, not by hand."""
     found = []
     for group in analysis.tasks:
-        if cut := [f"`{cell.arm}` {100 * cell.truncated:.1f} %" for cell in analysis.of(group) if cell.truncated > MOST_TRUNCATED]:
+        if cut := [_cut(cell) for cell in analysis.of(group) if cell.truncated > MOST_TRUNCATED]:
             found.append(f"{group}: more than {MOST_TRUNCATED:.0%} of answers were cut off by the token limit: {', '.join(cut)}.")
     for group in analysis.groups:
         for cell in analysis.of(group):
@@ -102,6 +102,11 @@ def troubles(analysis: Analysis, speed: Analysis) -> list[str]:
                 "near-ties, which another number of rows rounds differently. So much of any difference is noise."
             )
     return found
+
+
+def _cut(cell: Cell) -> str:
+    count = round(cell.truncated * cell.answers)
+    return f"`{cell.arm}` {100 * cell.truncated:.1f} % ({count}, of which {cell.repeating} repeated themselves without end)"
 
 
 ABOUT_QUALITY = """Right and recovery in %, differences in percentage points, with 95 % intervals (Wilson; paired bootstrap over questions).
