@@ -406,7 +406,7 @@ def main() -> None:
         tokenizer = model.load_tokenizer()
         texts = [json.loads(line)["prompt"] for line in run.prompts.read_text(encoding="utf-8").splitlines()]
         prompts = [encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in texts]
-    tables = (decoder.embedding, rows, decoder.norm)
+    tables = (decoder.embedding, rows, decoder.norm.weight)
     target, device, eos = model.config, decoder.device, set(model.config.eos_token_ids)
     del decoder, model, rows  # the layers aren't needed any more
     trainer = Trainer(target, tables, run, config, head_config, eos, device, prompts, args["warm_start"])

@@ -25,7 +25,7 @@ from adaptivespec.models.rotary import inverse_frequencies
 
 
 def make(decoder: Decoder, folder: Path, config: TrainConfig = TRAIN) -> Trainer:
-    return Trainer(TARGET, (decoder.embedding, decoder.embedding, decoder.norm), Run(folder), config, HEAD, {EOS})
+    return Trainer(TARGET, (decoder.embedding, decoder.embedding, decoder.norm.weight), Run(folder), config, HEAD, {EOS})
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_warm_start_takes_over_what_was_learned(source: str, trained: Trainer, t
     trained.save()
     path = export(trained.run.checkpoint, TARGET, tmp_path / "head").parent if source == "head" else trained.run.checkpoint
     shutil.copytree(trained.run.answers, tmp_path / "run" / "answers")
-    config, tables = replace(TRAIN, seed=7), (decoder.embedding, decoder.embedding, decoder.norm)
+    config, tables = replace(TRAIN, seed=7), (decoder.embedding, decoder.embedding, decoder.norm.weight)
     wider = replace(HEAD, draft_vocab_size=HEAD.draft_vocab_size + 8)
     again = Trainer(TARGET, tables, Run(tmp_path / "run"), config, wider, {EOS}, warm_start=path)
     assert not torch.equal(again.head.feature_scale, trained.head.feature_scale)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from ..errors import UserError
 from ..models.decoder import MLP, Attention, Decoder
 from ..models.kv_cache import Block, KVCache
 from ..models.linear import Linear
+from ..models.norm import RMSNorm
 from ..models.rotary import Rotary
 from ..models.weights import Weights
 from .eagle3_checkpoint import open_head_weights, read_head_config
@@ -64,10 +64,10 @@ class Eagle3(ModelDrafter):
         check("midlayer.mlp.down_proj.weight", hidden, config.intermediate_size)
         self.attention = Attention(config, weights, "midlayer.self_attn.", dtype, device)
         self.mlp = MLP(weights, "midlayer.mlp.", dtype, device)
-        self.hidden_norm = load("midlayer.hidden_norm.weight", hidden)
-        self.input_norm = load("midlayer.input_layernorm.weight", hidden)
-        self.post_norm = load("midlayer.post_attention_layernorm.weight", hidden)
-        self.norm = load("norm.weight", hidden)
+        self.hidden_norm, self.input_norm, self.post_norm, self.norm = (
+            RMSNorm(load(f"{name}.weight", hidden), config.rms_norm_eps)
+            for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
+        )
         self.draft_vocab = weights.shape("lm_head.weight")[0]
         self.lm_head = Linear(load("lm_head.weight", self.draft_vocab, hidden))
         self.embedding = self._embedding(weights, target, folder)
@@ -109,17 +109,14 @@ class Eagle3(ModelDrafter):
     def _run(self, tokens: torch.Tensor, hidden: torch.Tensor | None, positions: torch.Tensor, block: Block) -> torch.Tensor:
         """The draft layer: tokens [M], hidden [M, H] -> output before the final norm [M, H]."""
         assert hidden is not None
-        eps, shape = self.config.rms_norm_eps, (self.config.hidden_size,)
-        embedded = F.rms_norm(self.embedding[tokens], shape, self.input_norm, eps)
-        normed = F.rms_norm(hidden, shape, self.hidden_norm, eps)
-        x = torch.cat([embedded, normed], -1)
+        normed = self.hidden_norm(hidden)
+        x = torch.cat([self.input_norm(self.embedding[tokens]), normed], -1)
         residual = normed if self.norm_before_residual else hidden
-        hidden = residual + self.attention(x, self.rotary.angles(positions), self.rotary, self.cache, 0, block)
-        return hidden + self.mlp(F.rms_norm(hidden, shape, self.post_norm, eps))
+        hidden = self.attention(x, residual, self.rotary.angles(positions), self.rotary, self.cache.view(block), 0)
+        return self.mlp(self.post_norm(hidden), hidden)
 
     def _top(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [M, H] -> target ids and log-probabilities [M, min(width, draft vocabulary)] of the best tokens."""
-        logits = self.lm_head(F.rms_norm(hidden, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)).float()
-        best, ids = logits.topk(min(width, self.draft_vocab), -1)
-        log_probs = best - logits.logsumexp(-1, keepdim=True)
+        logits = self.lm_head(self.norm(hidden))
+        log_probs, ids = logits.log_softmax(-1, dtype=torch.float32).topk(min(width, self.draft_vocab), -1)
         return ids if self.target_ids is None else self.target_ids[ids], log_probs

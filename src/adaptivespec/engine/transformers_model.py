@@ -66,7 +66,7 @@ def _tensors(decoder: Decoder) -> dict[str, torch.Tensor]:
     """The decoder's weights under their Hugging Face names, fused projections cut up."""
     c = decoder.config
     tied = decoder.embedding if c.tie_word_embeddings else decoder.lm_head.unpacked()
-    tensors = {"model.embed_tokens.weight": decoder.embedding, "lm_head.weight": tied, "model.norm.weight": decoder.norm}
+    tensors = {"model.embed_tokens.weight": decoder.embedding, "lm_head.weight": tied, "model.norm.weight": decoder.norm.weight}
     heads = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
     for i, layer in enumerate(decoder.layers):
         prefix, attention = f"model.layers.{i}.", layer.attention
@@ -76,14 +76,15 @@ def _tensors(decoder: Decoder) -> dict[str, torch.Tensor]:
             for name, bias in zip("qkv", torch.split(attention.qkv.bias, heads), strict=True):
                 tensors[f"{prefix}self_attn.{name}_proj.bias"] = bias
         if attention.q_norm is not None and attention.k_norm is not None:
-            tensors |= {f"{prefix}self_attn.q_norm.weight": attention.q_norm, f"{prefix}self_attn.k_norm.weight": attention.k_norm}
+            tensors[f"{prefix}self_attn.q_norm.weight"] = attention.q_norm.weight
+            tensors[f"{prefix}self_attn.k_norm.weight"] = attention.k_norm.weight
         gate, up = layer.mlp.gate_up.unpacked().chunk(2)
         tensors |= {
             f"{prefix}self_attn.o_proj.weight": attention.out.unpacked(),
             f"{prefix}mlp.gate_proj.weight": gate,
             f"{prefix}mlp.up_proj.weight": up,
             f"{prefix}mlp.down_proj.weight": layer.mlp.down.unpacked(),
-            f"{prefix}input_layernorm.weight": layer.input_norm,
-            f"{prefix}post_attention_layernorm.weight": layer.post_norm,
+            f"{prefix}input_layernorm.weight": layer.input_norm.weight,
+            f"{prefix}post_attention_layernorm.weight": layer.post_norm.weight,
         }
     return tensors

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from .architecture import ModelConfig
-from .kv_cache import Block, KVCache
+from .kv_cache import Block, CacheView, KVCache
 from .linear import Linear
+from .norm import RMSNorm
 from .rotary import Rotary
 
 if TYPE_CHECKING:
@@ -27,23 +28,26 @@ class Attention:
         bias = torch.cat([load(f"{x}_proj.bias") for x in "qkv"]) if config.qkv_bias else None
         self.qkv = Linear(torch.cat([load(f"{x}_proj.weight") for x in "qkv"]), bias)
         self.out = Linear(load("o_proj.weight"))
-        self.heads, self.kv_heads, self.dim, self.eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
-        self.q_norm = load("q_norm.weight") if config.qk_norm else None
-        self.k_norm = load("k_norm.weight") if config.qk_norm else None
+        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.q_norm = RMSNorm(load("q_norm.weight"), config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(load("k_norm.weight"), config.rms_norm_eps) if config.qk_norm else None
 
     def __call__(
-        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], rotary: Rotary, cache: KVCache, layer: int, block: Block
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        rotary: Rotary,
+        view: CacheView,
+        layer: int,
     ) -> torch.Tensor:
-        """x [M, H or 2H] -> [M, H]; writes the new keys and values into the cache."""
+        """x [M, H or 2H], residual [M, H] -> residual + attention [M, H]; writes the new keys and values into the cache."""
         qkv = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.dim)
-        rotated = qkv[:, : self.heads + self.kv_heads]
+        mine = rotated = qkv[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
-            q = F.rms_norm(rotated[:, : self.heads], (self.dim,), self.q_norm, self.eps)
-            k = F.rms_norm(rotated[:, self.heads :], (self.dim,), self.k_norm, self.eps)
-            rotated = torch.cat([q, k], 1)
-        rotated = rotary.rotate(rotated, angles)
-        keys_values = torch.cat([rotated[:, self.heads :], qkv[:, self.heads + self.kv_heads :]], 1)
-        return self.out(cache.attend(layer, rotated[:, : self.heads], keys_values, block))
+            rotated = torch.cat([self.q_norm(mine[:, : self.heads]), self.k_norm(mine[:, self.heads :])], 1)
+        rotary.rotate(rotated, angles, out=mine)  # in place, so that keys and values stay side by side
+        return self.out(view.attend(layer, qkv[:, : self.heads], qkv[:, self.heads :]), residual)
 
 
 class MLP:
@@ -54,10 +58,10 @@ class MLP:
         self.gate_up = Linear(torch.cat(gate_up))
         self.down = Linear(weights.load(f"{prefix}down_proj.weight", dtype).to(device))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[M, H] -> [M, H]."""
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x, residual [M, H] -> residual + MLP [M, H]."""
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(F.silu(gate).mul_(up), residual)
 
 
 class Layer:
@@ -67,8 +71,8 @@ class Layer:
         prefix = f"model.layers.{index}."
         self.attention = Attention(config, weights, f"{prefix}self_attn.", dtype, device)
         self.mlp = MLP(weights, f"{prefix}mlp.", dtype, device)
-        self.input_norm = weights.load(f"{prefix}input_layernorm.weight", dtype).to(device)
-        self.post_norm = weights.load(f"{prefix}post_attention_layernorm.weight", dtype).to(device)
+        self.input_norm = RMSNorm(weights.load(f"{prefix}input_layernorm.weight", dtype).to(device), config.rms_norm_eps)
+        self.post_norm = RMSNorm(weights.load(f"{prefix}post_attention_layernorm.weight", dtype).to(device), config.rms_norm_eps)
 
 
 class Decoder:
@@ -89,7 +93,7 @@ class Decoder:
         self.lm_head = Linear(head)
         del head
         self.layers = [Layer(config, weights, i, dtype, self.device) for i in range(config.num_layers)]
-        self.norm = weights.load("model.norm.weight", dtype).to(self.device)
+        self.norm = RMSNorm(weights.load("model.norm.weight", dtype).to(self.device), config.rms_norm_eps)
         self.rotary = Rotary(config, dtype, self.device)
 
     @property
@@ -124,16 +128,15 @@ class Decoder:
         Returns:
             Normed hidden rows [M, H], and the inputs of `aux_layers` concatenated, [M, 3H], None without.
         """
-        eps, shape = self.config.rms_norm_eps, (self.config.hidden_size,)
-        angles = self.rotary.angles(positions)
+        angles, view = self.rotary.angles(positions), cache.view(block)
         x = self.embedding[tokens]
         features = {}
         for i, layer in enumerate(self.layers):
             if i in aux_layers:
                 features[i] = x
-            x = x + layer.attention(F.rms_norm(x, shape, layer.input_norm, eps), angles, self.rotary, cache, i, block)
-            x = x + layer.mlp(F.rms_norm(x, shape, layer.post_norm, eps))
-        hidden = F.rms_norm(x, shape, self.norm, eps)
+            x = layer.attention(layer.input_norm(x), x, angles, self.rotary, view, i)
+            x = layer.mlp(layer.post_norm(x), x)
+        hidden = self.norm(x)
         return hidden, torch.cat([features[i] for i in aux_layers], -1) if aux_layers else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -137,42 +137,10 @@ class KVCache:
     ) -> None:
         self.data = _lazy_zeros((num_layers, num_slots, 2 * num_kv_heads, length, head_dim), dtype, device)
         self.num_kv_heads, self.length = num_kv_heads, length
-        self.layers = list(self.data)  # indexing a tensor costs microseconds, once per layer and step
 
-    def attend(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor, block: Block) -> torch.Tensor:
-        """Write the new rows, then attend.
-
-        Args:
-            layer: which layer's cache.
-            queries: [M, heads, head_dim], rotated.
-            keys_values: [M, 2 * kv_heads, head_dim], keys rotated.
-            block: addresses and mask.
-
-        Returns:
-            [M, heads * head_dim].
-        """
-        cache, kv_heads = self.layers[layer], self.num_kv_heads
-        rows, heads, dim = queries.shape
-        batch, group = len(block.slots), heads // kv_heads
-        if block.pad_index is None:
-            slot, width = block.slots[0], rows
-            cache[slot].narrow(1, block.starts[0], rows).copy_(keys_values.transpose(0, 1))
-            live = cache[slot : slot + 1, :, : block.end]
-            padded = queries[None]
-        else:
-            cache[block.slot_rows, :, block.cache_rows] = keys_values
-            first, last = block.slots[0], block.slots[-1]
-            if block.slots == list(range(first, last + 1)):  # neighbours in order: a view instead of a copy
-                live = cache[first : last + 1, :, : block.end]
-            else:
-                live = cache[block.slots, :, : block.end]
-            width = block.pad_index.shape[1]
-            padded = queries[block.pad_index]
-        # The heads that share a key head are folded into the rows, so keys are read once and never repeated.
-        q = padded.view(batch, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, dim)
-        out = F.scaled_dot_product_attention(q, live[:, :kv_heads], live[:, kv_heads:], attn_mask=block.folded_mask(group))
-        out = out.view(batch, kv_heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(batch * width, heads * dim)
-        return out if block.unpad_index is None else out[block.unpad_index]
+    def view(self, block: Block) -> CacheView:
+        """What one forward writes and reads, made once for all layers."""
+        return CacheView(self, block)
 
     def compact(self, slot: int, start: int, offsets: list[int]) -> None:
         """Move rows start + offsets[i] to start + i, for increasing offsets; rows already in place are not touched."""
@@ -181,3 +149,61 @@ class KVCache:
             return
         moved = self.data[:, slot, :, [start + offset for offset in offsets[kept:]]]
         self.data[:, slot, :, start + kept : start + len(offsets)] = moved
+
+
+class CacheView:
+    """A block's part of a cache: where each layer's new rows go, and the keys and values that they see.
+
+    Indexing a tensor costs microseconds, so the views of all layers are cut at once.
+    """
+
+    def __init__(self, cache: KVCache, block: Block) -> None:
+        self.block, self.kv_heads = block, cache.num_kv_heads
+        first, last = block.slots[0], block.slots[-1]
+        if block.pad_index is None:
+            start = block.starts[0]
+            self.written = cache.data[:, first, :, start : start + block.counts[0]].unbind()
+        else:
+            self.written = cache.data.unbind()
+        self.neighbours = block.slots == list(range(first, last + 1))  # in order: views instead of copies
+        if self.neighbours:
+            live = cache.data[:, first : last + 1, :, : block.end]
+            self.keys, self.values = live[:, :, : self.kv_heads].unbind(), live[:, :, self.kv_heads :].unbind()
+
+    def attend(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+        """Write a layer's new rows, then attend.
+
+        Args:
+            layer: which layer's cache.
+            queries: [M, heads, head_dim], rotated.
+            keys_values: [M, 2 * kv_heads, head_dim], keys rotated.
+
+        Returns:
+            [M, heads * head_dim].
+        """
+        block, kv_heads, written = self.block, self.kv_heads, self.written[layer]
+        rows, heads, dim = queries.shape
+        batch, group = len(block.slots), heads // kv_heads
+        if block.pad_index is None:
+            width = rows
+            written.copy_(keys_values.transpose(0, 1))
+        else:
+            width = block.pad_index.shape[1]
+            written[block.slot_rows, :, block.cache_rows] = keys_values
+        full = rows == batch * width  # no request has fewer rows than another: nothing to pad
+        padded = queries if full else queries[block.pad_index]
+        if self.neighbours:
+            keys, values = self.keys[layer], self.values[layer]
+        else:
+            live = written[block.slots, :, : block.end]
+            keys, values = live[:, :kv_heads], live[:, kv_heads:]
+        # The heads that share a key head are folded into the rows, so keys are read once and never repeated.
+        if width == 1:
+            q = padded.view(batch, kv_heads, group, dim)
+        else:
+            q = padded.view(batch, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, dim)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=block.folded_mask(group))
+        if width > 1:
+            out = out.view(batch, kv_heads, group, width, dim).permute(0, 3, 1, 2, 4)
+        out = out.reshape(batch * width, heads * dim)
+        return out if full else out[block.unpad_index]

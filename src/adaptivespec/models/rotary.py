@@ -25,28 +25,29 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 class Rotary:
-    """Tables of cosine and signed sine, grown to the longest context asked for."""
+    """A table of cosine and signed sine, grown to the longest context asked for."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device, self.half = dtype, device, config.head_dim // 2
         self.freq = inverse_frequencies(config)
-        self.cos = self.sin = torch.empty(0)
+        self.table = torch.empty(0)  # [positions, 2, 1, head_dim]
 
     def grow(self, length: int) -> None:
         """Make positions 0 .. length - 1 available."""
-        if length <= len(self.cos):
+        if length <= len(self.table):
             return
         angle = torch.outer(torch.arange(length, dtype=torch.float32), self.freq)
         cos, sin = angle.cos(), angle.sin()
-        self.cos = torch.cat([cos, cos], -1).to(self.device, self.dtype)
         # The first half of the rotated vector is minus the second half: the sign lives in the table, so rotating is one roll.
-        self.sin = torch.cat([-sin, sin], -1).to(self.device, self.dtype)
+        both = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+        self.table = both[:, :, None].to(self.device, self.dtype)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [M] -> cosine and signed sine, both [M, 1, head_dim]."""
-        return self.cos[positions][:, None], self.sin[positions][:, None]
+        cos, sin = self.table[positions].unbind(1)
+        return cos, sin
 
-    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """x [M, heads, head_dim] rotated by its positions' angles."""
+    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        """x [M, heads, head_dim] rotated by its positions' angles into `out`, which may be x itself."""
         cos, sin = angles
-        return torch.addcmul(x * cos, x.roll(self.half, -1), sin)
+        return torch.addcmul(x * cos, x.roll(self.half, -1), sin, out=out)
