@@ -5,12 +5,16 @@ from __future__ import annotations
 from .config import SpeculativeConfig
 from .errors import UserError
 from .method.acceptance import AcceptanceRule
+from .method.costs import CostModel
 from .method.policy import TreePolicy
 from .method.registry import make_policy, make_rule
 
 
-def build_policy(config: SpeculativeConfig) -> TreePolicy:
-    """The tree policy that settings name. Raises UserError for impossible shapes."""
+def build_policy(config: SpeculativeConfig, costs: CostModel | None = None) -> TreePolicy:
+    """The tree policy that settings name. Raises UserError for impossible shapes.
+
+    `costs` is where a policy that reads them looks; it may be filled later, before the first step.
+    """
     try:
         return make_policy(
             config.policy,
@@ -24,6 +28,9 @@ def build_policy(config: SpeculativeConfig) -> TreePolicy:
             mu=config.talon_mu,
             candidate_steps=config.candidate_steps,
             confidence_threshold=config.confidence_threshold,
+            shapes=config.shapes,
+            probe=config.probe,
+            costs=costs or CostModel(),
         )
     except ValueError as error:
         raise UserError(str(error)) from None

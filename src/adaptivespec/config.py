@@ -110,6 +110,8 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "accept_ema": ("candidate_steps", "alpha"),
     "heuristic": ("num_steps",),
     "confidence": ("num_steps", "confidence_threshold"),
+    "goodput": ("num_steps", "topk", "num_draft_tokens", "probe"),
+    "goodput_shapes": ("shapes", "probe"),
 }
 """The settings of each policy."""
 
@@ -135,6 +137,7 @@ OWN_DEFAULTS: dict[str, dict[str, Any]] = {
     "accept_ema": {"alpha": 0.2},
     "heuristic": {"num_steps": 15},
     "confidence": {"num_steps": 15},
+    "goodput": {"num_steps": 10, "topk": 4, "num_draft_tokens": 64},
 }
 """Defaults of single policies, where they differ from the field's."""
 
@@ -151,11 +154,13 @@ class SpeculativeConfig(Settings):
     """How to speculate. The default is AdaptiveSpec: the adaptive tree policy with the margin rule, which is lossy.
 
     Attributes:
-        policy: `adaptive`, `static` (always num_steps, topk, num_draft_tokens) or `off` (plain decoding); to compare with: `talon`, and
-            for chains `accept_ema` (SGLang), `heuristic` and `confidence` (transformers).
+        policy: `adaptive`, `static` (always num_steps, topk, num_draft_tokens), `goodput` (the most tokens per second, given what a row
+            costs on this machine), `goodput_shapes` (the same, choosing among `shapes` before drafting, for engines with captured graphs)
+            or `off` (plain decoding); to compare with: `talon`, and for chains `accept_ema` (SGLang), `heuristic` and `confidence`
+            (transformers).
         num_steps, topk, num_draft_tokens: the static shape, in SGLang's words (the root counts as a draft token); 3, 4, 4. Of talon the
-            deepest level, the first layer's width and the budget; 15, 10, 60. Of heuristic and confidence num_steps is the longest
-            chain; 15.
+            deepest level, the first layer's width and the budget; 15, 10, 60. Of goodput the largest tree; 10, 4, 64. Of heuristic and
+            confidence num_steps is the longest chain; 15.
         low, high: the adaptive policy's corners, each num_steps, topk, num_draft_tokens.
         saturation: the confidence * acceptance ratio at which the tree is deepest (the paper's d).
         alpha: weight of the newest step in the rolling acceptance ratio, 0.3; in accept_ema's moving average, 0.2.
@@ -164,6 +169,8 @@ class SpeculativeConfig(Settings):
         talon_mu: talon keeps paths at least this probable relative to the best of their layer.
         candidate_steps: the depths among which accept_ema moves, ascending.
         confidence_threshold: a chain of confidence ends with the first token that the drafter gives less probability.
+        shapes: those of goodput_shapes, each num_steps, topk, num_draft_tokens.
+        probe: most steps that goodput decodes plainly, when drafting does not pay, before it asks the drafter again.
         rule: `margin`, `strict` (lossless), or one to compare with: `margin_top1`, `threshold` (SGLang; temperature above 0), `typical`
             (Medusa), `relaxed_topk` (TensorRT-LLM; temperature 0), `logit_ratio` (MARS), `window` (FLy; chains), and `rejection`, which no
             drafter here can serve.
@@ -180,7 +187,7 @@ class SpeculativeConfig(Settings):
         window, window_entropy: accept a mismatch of at least this entropy when so many exact tokens follow.
     """
 
-    policy: Literal["adaptive", "static", "off", "talon", "accept_ema", "heuristic", "confidence"] = "adaptive"
+    policy: Literal["adaptive", "static", "goodput", "goodput_shapes", "off", "talon", "accept_ema", "heuristic", "confidence"] = "adaptive"
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 3
     topk: Annotated[int, Field(ge=1, le=1000)] = 4
     num_draft_tokens: Annotated[int, Field(ge=2, le=10_000)] = 4
@@ -193,6 +200,15 @@ class SpeculativeConfig(Settings):
     talon_mu: Annotated[float, Field(gt=0, le=1)] = 0.03
     candidate_steps: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], Field(min_length=1)] = (1, 3, 5, 7)
     confidence_threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
+    shapes: Annotated[tuple[Shape, ...], Field(min_length=1, max_length=64)] = (
+        (1, 1, 2),
+        (3, 1, 4),
+        (3, 4, 8),
+        (5, 4, 8),
+        (6, 4, 16),
+        (7, 4, 32),
+    )
+    probe: Annotated[int, Field(ge=1, le=10_000)] = 16
     rule: Literal["margin", "strict", "margin_top1", "threshold", "typical", "relaxed_topk", "logit_ratio", "window", "rejection"] = (
         "margin"
     )
@@ -221,6 +237,11 @@ class SpeculativeConfig(Settings):
     def _numbers_from_text(cls, value: Any) -> Any:
         return tuple(value.replace("/", ",").split(",")) if isinstance(value, str) else value
 
+    @field_validator("shapes", mode="before")
+    @classmethod
+    def _shapes_from_text(cls, value: Any) -> Any:
+        return tuple(tuple(part.replace("/", ",").split(",")) for part in value.split("|")) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
         for name, why in _without_effect(self.policy, self.rule).items():
@@ -239,6 +260,8 @@ class SpeculativeConfig(Settings):
             "static": self.topk > 1,
             "adaptive": (self.low[1], self.high[1]) != (1, 1),
             "talon": self.topk > 1,
+            "goodput": self.topk > 1,
+            "goodput_shapes": any(topk > 1 for _, topk, _ in self.shapes),
         }
         if self.rule == "window" and branching.get(self.policy):
             raise ValueError(

@@ -51,6 +51,38 @@ def test_bench_writes_every_number_that_it_promises(files: list[str], tmp_path: 
     assert all(label in printed for label in labels[:5])
 
 
+def test_calibrate_and_modelled_seconds(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(["calibrate", *files, "--batch", "1,2", "--rounds", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    table, out = tmp_path / "here.json", tmp_path / "out.json"
+    table.write_text(printed.out)
+    assert json.loads(printed.out)["about"]["dtype"] == "float32"
+    assert "kept in" in printed.err
+    common = ["--limit", "3", "--max-tokens", "10", "--json", str(out)]
+    for name in (str(table), "h100-8b"):
+        assert run(["bench", *files, "--arms", "ar; static:3,4,4; goodput", "--batch", "1,2", "--cost-table", name, *common]) == 0
+        report, shown = json.loads(out.read_text()), capsys.readouterr().out
+        assert "MODELLED, not measured" in shown
+        assert report["cost_table"]["name"] == name
+        for batch in report["batches"]:
+            for arm in batch["arms"].values():
+                told = arm["modelled"]
+                assert told["tokens"] == arm["tokens"] - 3
+                assert told["seconds"] == pytest.approx(sum(told[f"seconds_{part}"] for part in ("draft", "verify", "rest")))
+                assert told["tokens_per_second"] == pytest.approx(told["tokens"] / told["seconds"])
+            assert batch["arms"]["ar"]["modelled"]["seconds_draft"] == 0
+            assert batch["arms"]["ar"]["modelled"]["speedup_vs_ar"]["ratio"] == pytest.approx(1)
+            assert batch["arms"]["static:3,4,4"]["answer_tokens"] == batch["arms"]["goodput"]["answer_tokens"]
+    plain = report["batches"][0]["arms"]["ar"]["modelled"]
+    assert plain["seconds"] == pytest.approx(plain["tokens"] * (5.8e-3 + 0.6e-3))
+    assert run(["bench", *files, "--arms", "ar", "--limit", "1", "--max-tokens", "1", "--cost-table", "h100-8b"]) == 0  # no step at all
+    assert run(["calibrate", *files, "--batch", "1", "--rounds", "1"]) == 0
+    assert "verify x1" in capsys.readouterr().out
+
+
 def test_bench_over_batch_sizes(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, trace = tmp_path / "out.json", tmp_path / "trace.jsonl"
     arms, common = "ar; ar+static:2,2,4+adaptivespec:margin=0.5", ["--limit", "4", "--max-tokens", "8", "--json", str(out)]

@@ -37,6 +37,8 @@ def test_defaults_of_a_policy_stay_its_own() -> None:
         ('{"policy": "off"}', "policy off drafts nothing: unset ADAPTIVESPEC"),
         ('{"policy": "talon"}', "policy talon decides while the tree is drafted"),
         ('{"policy": "confidence"}', "policy confidence decides while the tree is drafted"),
+        ('{"policy": "goodput"}', "policy goodput decides while the tree is drafted"),
+        ('{"policy": "goodput_shapes"}', "policy goodput_shapes learns from draft probabilities"),
         ('{"rule": "rejection"}', "rule rejection needs a drafter that samples"),
         ('{"low": [3, 1, 9]}', "shape 3,1,9: topk 1 is a chain"),
         ('{"policy": "static", "confidence": "lagged"}', "confidence has no effect with policy static; leave it out"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,7 @@ from adaptivespec.method.tree import TreeShape
 
 def state_of(*rar: float, tripped: tuple[bool, ...] | None = None) -> PolicyState:
     fresh = Adaptive().initial(len(rar))
-    return PolicyState(torch.tensor(rar), fresh.misses, torch.tensor(tripped or (False,) * len(rar)), fresh.level, fresh.ema)
+    return dataclasses.replace(fresh, rar=torch.tensor(rar), tripped=torch.tensor(tripped or (False,) * len(rar)))
 
 
 def root_of(*confidence: float) -> Root:
@@ -56,7 +58,7 @@ def test_chains_of_other_policies_agree_too() -> None:
     shapes = Shapes(policy)
     for level in (1, 3, 5, 7):
         state = policy.initial(1)
-        state = PolicyState(state.rar, state.misses, state.tripped, state.level * 0 + level, state.ema)
+        state = dataclasses.replace(state, level=state.level * 0 + level)
         assert shapes.all[int(shapes.plan(shapes.signal(state, root_of(0.3))))].num_steps == level
 
 

@@ -11,6 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from adaptivespec.method.baseline_policies import AcceptEMA, Confidence, Heuristic, Talon
+from adaptivespec.method.costs import CostModel
+from adaptivespec.method.goodput import Goodput
+from adaptivespec.method.goodput_shapes import GoodputShapes
 from adaptivespec.method.grouped import Grouped, grouped
 from adaptivespec.method.policy import Adaptive, Root, Static, TreePolicy
 from adaptivespec.method.registry import make_policy
@@ -22,6 +25,7 @@ from method.tree_cases import trees
 SETTINGS: dict = {
     "shape": (5, 4, 8), "low": (3, 4, 8), "high": (7, 4, 16), "saturation": 0.4, "alpha": 0.2, "patience": 3, "normalise": "num_steps",
     "mu": 0.1, "candidate_steps": (2, 4), "confidence_threshold": 0.7,
+    "shapes": ((1, 1, 2), (3, 4, 8)), "probe": 5, "costs": CostModel(),
 }  # fmt: skip
 
 
@@ -42,7 +46,12 @@ def test_policies_by_name() -> None:
     assert heuristic.depths == [1, 2, 3, 4, 5]
     assert isinstance(confidence, Confidence)
     assert (confidence.shape, confidence.threshold) == (TreeShape(5, 1, 6), 0.7)
-    with pytest.raises(ValueError, match="unknown policy 'tallon'; known: accept_ema, adaptive, confidence, heuristic, off, static, talon"):
+    goodput, among_shapes = (make_policy(name, **SETTINGS) for name in ("goodput", "goodput_shapes"))
+    assert isinstance(goodput, Goodput)
+    assert (goodput.shape, goodput.probe, goodput.costs) == (TreeShape(5, 4, 8), 5, SETTINGS["costs"])
+    assert isinstance(among_shapes, GoodputShapes)
+    assert (among_shapes.reachable(), among_shapes.probe) == ([TreeShape(1, 1, 2), TreeShape(3, 4, 8)], 5)
+    with pytest.raises(ValueError, match=r"unknown policy 'tallon'; known: accept_ema, .*goodput, goodput_shapes, .*talon"):
         make_policy("tallon", **SETTINGS)
     for name, wrong, message in [
         ("static", {"shape": (3, 1, 5)}, "shape 3,1,5: "),

@@ -56,7 +56,7 @@ def test_masks_are_made_once_and_not_kept_without_end(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("count", [1, 3])
 def test_stacking_undoes_splitting(count: int) -> None:
     rar = torch.arange(count) / 8
-    state = PolicyState(rar, torch.arange(count), rar > 0.1, rar + 1, rar + 2)
+    state = PolicyState(rar, torch.arange(count), rar > 0.1, rar + 1, rar + 2, rar[:, None].repeat(1, 2), rar)
     parts = split_rows(state, count)
     assert [part.misses.tolist() for part in parts] == [[i] for i in range(count)]
     assert torch.equal(stack_rows(parts).ema, state.ema)

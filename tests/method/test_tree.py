@@ -171,7 +171,7 @@ def test_select_rows(tree: DraftTree, data: st.DataObject) -> None:
 
 def test_select_rows_of_a_policy_state() -> None:
     rar = torch.tensor([0.1, 0.2, 0.3])
-    whole = PolicyState(rar, torch.tensor([1, 2, 3]), torch.tensor([True, False, True]), rar + 1, rar + 2)
+    whole = PolicyState(rar, torch.tensor([1, 2, 3]), torch.tensor([True, False, True]), rar + 1, rar + 2, torch.zeros(3, 2), rar)
     state = select_rows(whole, [2, 0])
     assert state.rar.tolist() == pytest.approx([0.3, 0.1])
     assert (state.misses.tolist(), state.tripped.tolist()) == ([3, 1], [True, True])

@@ -18,12 +18,13 @@ from ..evaluation.arms import DEFAULT_ARMS, Arm, parse_arms
 from . import options as o
 from .files import check_writable, write
 from .machine import machine, peak_rss_bytes, rss_bytes, versions
-from .render import aside, batch_table, comparison_table, group_table, progress_bars
+from .render import aside, batch_table, comparison_table, group_table, modelled_table, progress_bars
 
 if TYPE_CHECKING:
     from ..engine.inputs import Prompt
     from ..engine.llm import LLM
     from ..evaluation.prompts import BenchPrompt
+    from ..method.costs import CostTable
     from ..models.loading import LoadedModel
 
 FEW_ANSWERS = 10
@@ -50,6 +51,13 @@ def bench(
     max_tokens: o.MaxTokens = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, of the order and of the bootstrap.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all prompts; with a batch over 1, intervals need 3.")] = 1,
+    cost_table: Annotated[
+        str | None,
+        typer.Option(
+            help="A cost table (a file of `calibrate --json`, or h100-8b): adds modelled seconds to the measured ones, and policies "
+            "that read costs take it for this machine's."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write everything measured to this file.")] = None,
 ) -> None:
     """Compare arms on the same prompts, interleaved so that ratios are fair: prompt by prompt, or batch by batch.
@@ -68,6 +76,8 @@ def bench(
 
         adaptivespec bench --arms 'ar; adaptivespec; hf; hf-lookup'     # beside transformers, on the same weights
 
+        adaptivespec bench --arms 'ar; static:3,4,4; goodput' --cost-table h100-8b     # real acceptance, modelled seconds of a GPU
+
         adaptivespec bench --drafter ngram --temperature 0.8 --top-p 0.9
 
         adaptivespec bench -m qwen3-8b --prompts questions.jsonl --max-tokens 512    # on a GPU machine
@@ -84,6 +94,9 @@ def bench(
             check_writable(path)
     if json is not None and json.resolve() in [path.resolve() for path in traces.values() if path]:
         raise UserError(f"--json and --trace are the same file, {json}")
+    from ..cost_files import load, to_json
+
+    costs = None if cost_table is None else load(cost_table)
     peers = [arm.peer for arm in chosen if arm.peer is not None]
     if peers:
         require_peers(peers, engine, max(sizes), params)
@@ -110,6 +123,7 @@ def bench(
                 max_running_requests=size,
                 loaded=loaded,
                 trace=traces[size],
+                costs=costs,
             )
             loaded = llm.model
 
@@ -117,7 +131,7 @@ def bench(
                 progress.update(task, advance=1, description=arm.label if len(sizes) == 1 else f"batch {size}: {arm.label}")
 
             try:
-                runs.append(measure(llm, chosen, as_prompts(llm, messages), groups, params, repeats, size, count))
+                runs.append(measure(llm, chosen, as_prompts(llm, messages), groups, params, repeats, size, count, costs))
             except KeyboardInterrupt:
                 if not runs:
                     raise
@@ -138,6 +152,7 @@ def bench(
         "prompts": len(messages),
         "repeats": repeats,
         "complete": complete,
+        "cost_table": None if costs is None else {"name": cost_table, **to_json(costs)},
         "rss_after_imports_bytes": after_imports,
         "peak_rss_bytes": max(peak_rss_bytes(), after_imports),  # the system counts both a little late
         "weights_bytes": loaded.decoder.num_bytes,
@@ -148,6 +163,8 @@ def bench(
         Console().print(table)
         if len(sizes) == 1 and any(row["groups"] for row in runs[0]["arms"].values()):
             Console().print(group_table(runs[0]["arms"]))
+        if costs is not None:
+            Console().print(modelled_table({run["batch"]: run["arms"] for run in runs}, costs.label))
     finally:  # whoever reads the table may have left, as `| head` does; the file is written all the same
         if json is not None:
             write(json, json_module.dumps(report, indent=2))
@@ -169,18 +186,25 @@ def measure(
     repeats: int,
     batch: int,
     on_answer: Callable[[Arm], None],
+    costs: CostTable | None = None,
 ) -> dict[str, Any]:
-    """One batch size: what its arms did, for the report. KeyboardInterrupt when nothing was finished."""
-    from ..evaluation.bench import describe, describe_groups, run_bench
+    """One batch size: what its arms did, for the report, with modelled seconds by `costs`. KeyboardInterrupt when nothing was finished."""
+    from ..evaluation.bench import ArmResult, describe, describe_groups, run_bench
+    from ..evaluation.modelled import modelled
 
     results = run_bench(llm, arms, prompts, params, repeats, batch, on_answer)
     baseline = next((result for result in results if result.arm.is_plain), None)
     cache = llm.runner.cache.data
+
+    def row(result: ArmResult) -> dict[str, Any]:
+        measured = {**describe(result, baseline, params.seed or 0), "groups": describe_groups(result, groups)}
+        return measured if costs is None else measured | {"modelled": modelled(result, baseline, costs, params.seed or 0)}
+
     return {
         "batch": batch,
         "answers_per_arm": len(results[0].outputs),
         "kv_cache_bytes": cache.numel() * cache.element_size(),
-        "arms": {one.arm.label: {**describe(one, baseline, params.seed or 0), "groups": describe_groups(one, groups)} for one in results},
+        "arms": {result.arm.label: row(result) for result in results},
     }
 
 

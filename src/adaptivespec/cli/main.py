@@ -11,7 +11,7 @@ import typer
 
 from ..config import SpeculativeConfig
 from ..errors import UserError
-from . import bench, chat, check, demo, generate, models, report, serve, simulate
+from . import bench, calibrate, chat, check, demo, generate, models, report, serve, simulate
 from .eval import evaluate
 from .groups import flattened
 from .render import aside
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("generate")(flattened(generate.generate))
 app.command("chat")(flattened(chat.chat))
 app.command("bench")(flattened(bench.bench))
+app.command("calibrate")(flattened(calibrate.calibrate))
 app.command("eval")(flattened(evaluate))
 app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)

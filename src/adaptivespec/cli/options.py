@@ -14,6 +14,7 @@ from .files import check_writable
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
+    from ..method.costs import CostTable
     from ..models.loading import LoadedModel
 
 MODEL, SAMPLING, SPECULATION = "Model", "Sampling", "Speculation"
@@ -79,8 +80,9 @@ class EngineFlags:
         shapes_for: list[SpeculativeConfig] | None = None,
         loaded: LoadedModel | None = None,
         trace: Path | None = None,
+        costs: CostTable | None = None,
     ) -> LLM:
-        """The engine; a model that another engine has loaded is taken from it. `trace` replaces the flag's file.
+        """The engine; a model that another engine has loaded is taken from it. `trace` replaces the flag's file, `costs` the machine's own.
 
         Raises:
             UserError: what does not fit, before weights are read.
@@ -97,6 +99,7 @@ class EngineFlags:
             drafter=self.drafter,
             speculative=speculative,
             shapes_for=shapes_for or (),
+            costs=costs,
             max_running_requests=max_running_requests,
             speculative_algorithm=self.speculative_algorithm,
             dtype=self.dtype,
@@ -132,7 +135,9 @@ class SamplingFlags:
 class SpeculativeFlags:
     """How to speculate: the settings users change most, and all of them as JSON."""
 
-    policy: Annotated[str | None, _flag(panel=SPECULATION, help="adaptive, static, off, or a baseline; see docs/settings.md.")] = None
+    policy: Annotated[str | None, _flag(panel=SPECULATION, help="adaptive, static, goodput, off, or a baseline; see docs/settings.md.")] = (
+        None
+    )
     margin: Annotated[
         str | None,
         _flag(

@@ -101,6 +101,27 @@ def group_table(rows: dict[str, dict[str, Any]]) -> Group:
     return Group(Text(), table)
 
 
+def modelled_table(runs: dict[int, dict[str, dict[str, Any]]], label: str) -> Group:
+    """The modelled numbers of every batch size, from rows with `evaluation.modelled`; never to be mistaken for measured ones."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("modelled", overflow="fold", min_width=12)
+    for name in ("batch", "tok/s", "x plain", "draft", "verify", "rest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for batch, rows in runs.items():
+        for name, row in rows.items():
+            if (told := row["modelled"]) is None or told["tokens_per_second"] is None:
+                table.add_row(name, str(batch), *["-"] * 5)
+                continue
+            steps, speedup = row["batch_steps"] or 1, told["speedup_vs_ar"]
+            ratio = f"{speedup['ratio']:.2f}" if speedup else "-"
+            if speedup and speedup["low"] is not None:
+                ratio += f" ({speedup['low']:.2f}-{speedup['high']:.2f})"
+            times = [f"{1000 * told[f'seconds_{part}'] / steps:.1f}" for part in ("draft", "verify", "rest")]
+            table.add_row(name, str(batch), f"{told['tokens_per_second']:.1f}", ratio, *times)
+    caption = f"MODELLED, not measured: decoding steps alone, real acceptance, seconds by the\ncost table: {label or 'without a label'}"
+    return Group(Text(""), table, Text(caption, style=CAPTION))
+
+
 def draw_tree(record: StepRecord, decode: Callable[[int], str]) -> Tree:
     """One step's draft tree: accepted nodes green, promoted yellow, rejected dim; the target's bonus token at its place."""
     promoted = {node for node, flag in zip(record.path, record.promoted, strict=True) if flag}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def grow(
     device, batch = last_tokens.device, len(shapes)
     width, depth = min(max(s.topk for s in shapes), root.tokens.shape[1]), max(s.num_steps for s in shapes)
     if depth == 0:
-        return DraftTree.root_only(last_tokens)
+        return dataclasses.replace(DraftTree.root_only(last_tokens), draft_rows=(batch,))
     topk = [min(s.topk, width) for s in shapes]
     steps = torch.tensor([s.num_steps for s in shapes], device=device)
     columns = torch.arange(width, device=device)
@@ -70,6 +71,7 @@ def grow(
     pool = _Pool(batch, device)
     pool.add(list(range(batch)), tokens, log_probs, torch.zeros_like(number), 1)
     rows, visible, parent_column = list(range(batch)), own, torch.zeros_like(number)
+    draft_rows = [batch]
 
     for level in range(1, depth):
         if policy.per_level:
@@ -88,6 +90,7 @@ def grow(
             tokens, log_probs, number, parent_column, visible, real = (x[survivors] for x in kept)
         counts = [topk[row] for row in rows]
         frontier_level = Level(level, rows, survivors if dropped else None, counts, real, tokens, parent_column, visible)
+        draft_rows.append(sum(counts))
         child_tokens, child_log_probs = expand(frontier_level)
         limit = real[:, None, :] & real[:, :, None]  # neither a padded node nor more than topk children of a node
         scores = torch.where(limit, log_probs[:, :, None] + child_log_probs, -math.inf).flatten(1)
@@ -99,7 +102,8 @@ def grow(
         tokens, number, parent_column = child_tokens.gather(1, order), order + first, order // width
         seen = visible.gather(1, parent_column[:, :, None].expand(-1, -1, visible.shape[2]))
         visible = torch.cat([seen, own[: len(rows)]], 2)
-    return _select(last_tokens, pool, torch.tensor([s.num_draft_tokens for s in shapes], device=device), policy, state)
+    tree = _select(last_tokens, pool, torch.tensor([s.num_draft_tokens for s in shapes], device=device), policy, state)
+    return dataclasses.replace(tree, draft_rows=tuple(draft_rows))
 
 
 class _Pool:

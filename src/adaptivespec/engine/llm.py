@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..build import build_policy, build_rule, require_temperature
 from ..config import POLICY_SETTINGS, RULE_SETTINGS, EngineConfig, SamplingParams, SpeculativeConfig
+from ..cost_files import load_cached
 from ..drafters.base import Drafter
 from ..drafters.loading import build_drafter, find_drafter
 from ..errors import UserError
 from ..method.acceptance import AcceptanceRule
+from ..method.costs import CostModel, CostTable
 from ..method.policy import TreePolicy
 from ..method.tree import TreeShape
 from ..models.catalogue import resolve_model
 from ..models.loading import LoadedModel, load_model
 from ..telemetry.trace import TraceWriter
+from .calibrate import BRIEF_NODES, BRIEF_ROUNDS, BRIEF_WIDTHS, calibrate, identity
 from .detokenizer import Detokenizer
 from .inputs import Prompt, encode, is_message, one_each, prompt_list, sampling_params
 from .occurrences import Occurrences
@@ -48,6 +51,9 @@ class LLM:
             or `none` for plain decoding; None takes the short name's own head, and plain decoding where there is none.
         speculative: default settings of requests. None is AdaptiveSpec where there is a drafter, else plain decoding.
         shapes_for: further settings that requests will bring, when their trees are larger than `ROOM`.
+        costs: what a step is to cost, for policies that read costs; they then ignore this machine's own. None takes the machine's
+            calibration (`adaptivespec calibrate`), or some seconds at the start to measure it, when `speculative` or `shapes_for` has such
+            a policy.
         engine: the other settings, see EngineConfig (dtype, device, context_length, max_running_requests, ...).
 
     Raises:
@@ -61,6 +67,7 @@ class LLM:
         drafter: str | Path | Drafter | None = None,
         speculative: SpeculativeConfig | Mapping[str, Any] | None = None,
         shapes_for: Sequence[SpeculativeConfig | Mapping[str, Any]] = (),
+        costs: CostTable | None = None,
         **engine: Any,
     ) -> None:
         config = EngineConfig(**engine)
@@ -68,6 +75,7 @@ class LLM:
             raise UserError(f"prompt_lookup_min {config.prompt_lookup_min} is more than prompt_lookup_max {config.prompt_lookup_max}")
         self._policies: dict[str, TreePolicy] = {}
         self._rules: dict[str, AcceptanceRule] = {}
+        self.costs = CostModel(costs, follows=costs is None)
         asked = None if speculative is None else SpeculativeConfig().for_request(speculative)
         brought = [asked or SpeculativeConfig(), *(SpeculativeConfig().for_request(settings) for settings in shapes_for)]
         for settings in brought:
@@ -104,6 +112,8 @@ class LLM:
         self._num_requests = 0
         self._open: set[int] = set()  # requests whose end is not traced yet
         self._special_ids: frozenset[int] | None = None
+        if any(self._policy(settings).reads_costs for settings in brought):
+            self._know_costs()
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -206,6 +216,9 @@ class LLM:
     def step(self) -> list[Request]:
         """Admit waiting requests or run one decoding step for all; returns those that got tokens."""
         active = self.scheduler.step()
+        last = next((request.records[-1] for request in active if request.records), None)
+        if last is not None and last.batch == len(active):  # a step that decoded
+            self.costs.observe(last.draft_rows, last.rows, last.batch, (last.seconds_draft, last.seconds_verify, last.seconds_rest))
         if self._trace is not None:
             for request in active:
                 if request.records:  # none after the prompt alone
@@ -286,6 +299,8 @@ class LLM:
         config = self.speculative.for_request(speculative)
         require_drafter(config, self.drafter is not None)
         policy, rule = self._policy(config), self._rule(config)
+        if policy.reads_costs:
+            self._know_costs()
         require_temperature(rule, params.temperature)
         room = self.room
         for shape in policy.reachable():
@@ -326,10 +341,31 @@ class LLM:
 
     def _policy(self, config: SpeculativeConfig) -> TreePolicy:
         """One policy object per distinct setting, so that requests that share it are planned together."""
-        key = config.model_dump_json(include={"policy", *POLICY_SETTINGS})
+        # What a policy learns from all its requests it learns of one rule.
+        more = {"rule", *RULE_SETTINGS} if config.policy.startswith("goodput") else set()
+        key = config.model_dump_json(include={"policy", *POLICY_SETTINGS, *more})
         if key not in self._policies:
-            self._policies[key] = build_policy(config)
+            self._policies[key] = build_policy(config, self.costs)
         return self._policies[key]
+
+    def _know_costs(self) -> None:
+        """Fill in what a step costs here: given, from the cache, or measured now. Raises UserError while requests are running."""
+        if self.costs.table is not None or self.drafter is None:
+            return
+        table = load_cached(identity(self.model.decoder, self.drafter))
+        if table is None:
+            if self.scheduler.running or self.scheduler.waiting:
+                raise UserError(
+                    "goodput needs to know what a step costs here, and others are running: run `adaptivespec calibrate` once, or "
+                    "pass its settings to LLM(shapes_for=[...])"
+                )
+            trace, self._trace, number = self._trace, None, self._num_requests  # these steps are nobody's
+            try:
+                sizes = (1, self.scheduler.num_slots) if self.scheduler.num_slots > 1 else (1,)
+                table = calibrate(self, sizes, nodes=BRIEF_NODES, widths=BRIEF_WIDTHS, rounds=BRIEF_ROUNDS, label="measured at start")
+            finally:
+                self._trace, self._num_requests = trace, number
+        self.costs.use(table)
 
     def _rule(self, config: SpeculativeConfig) -> AcceptanceRule:
         """One rule object per distinct setting; kappa and guards are the request's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -13,8 +14,8 @@ from ..drafters.base import Drafter
 from ..method.acceptance import Acceptance, VerifyInputs
 from ..method.grouped import accept_by_rule, grouped, rows_by_rule
 from ..method.guards import ProtectedMasks
-from ..method.policy import PolicyState
-from ..method.records import StepRecord
+from ..method.policy import PolicyState, TreePolicy
+from ..method.records import StepRecord, StepTotals
 from ..method.tree import DraftTree, TreeShape, select_rows, split_rows, stack_rows
 from ..models.decoder import Decoder
 from ..models.kv_cache import make_block
@@ -50,6 +51,8 @@ class Runner:
         if drafter is not None:
             drafter.allocate(num_slots, context_length, [room])
         self._protected = ProtectedMasks(decoder.config.vocab_size, decoder.device)
+        # What the drafter was not told of while a policy let it rest: tokens and features of each step, by slot.
+        self._untold: dict[int, list[tuple[list[int], torch.Tensor | None]]] = {}
 
     @torch.inference_mode()
     def prefill(self, request: Request) -> None:
@@ -57,6 +60,7 @@ class Runner:
         began = time.perf_counter()
         device, slot, prompt = self.decoder.device, request.slot, request.prompt
         drafter = self.drafter if request.drafts else None
+        self._untold.pop(slot, None)
         if drafter is not None:
             drafter.start(slot, prompt)
         tokens = torch.tensor(prompt, device=device)
@@ -89,7 +93,8 @@ class Runner:
         cached = [self.cached[slot] for slot in slots]
         last = torch.tensor([r.token_ids[-1] for r in requests], device=self.decoder.device)
         state = stack_rows([r.state for r in requests])
-        confidence, shapes, tree = self._draft(requests, last, state)
+        asked = self._asked(requests)
+        confidence, shapes, tree = self._draft(requests, asked, last, state)
         drafted = time.perf_counter()
 
         sizes = tree.size.tolist()
@@ -131,9 +136,10 @@ class Runner:
                     going.append(request.slot)
                     blocks.append(block)
                     rows_kept += kept
+        self._observe(requests, asked, tree.draft_rows, sizes, [len(path) for _, _, path, _, _ in records])
         accepted = time.perf_counter()
         if going and self.drafter is not None:
-            self.drafter.commit(going, blocks, None if features is None else features[rows_kept])
+            self._tell(going, blocks, None if features is None else features[rows_kept], {requests[row].slot for row in asked})
         done = time.perf_counter()
         seconds_draft, seconds_verify = drafted - began + done - accepted, verified - drafted
         for request, b, path, log_margins, was_promoted in records:
@@ -153,6 +159,8 @@ class Runner:
                     seconds_draft=seconds_draft,
                     seconds_verify=seconds_verify,
                     seconds_rest=accepted - verified,
+                    rows=firsts[-1],
+                    draft_rows=list(tree.draft_rows),
                 )
             )
 
@@ -162,11 +170,61 @@ class Runner:
         top = request.params.logprobs
         request.emit(tokens, promoted, None if top is None else token_logprobs(logits[rows], tokens, top))
 
+    def _asked(self, requests: Sequence[Request]) -> list[int]:
+        """The requests for which the drafter is asked in this step."""
+        if self.drafter is None:
+            return []
+        own = Counter(request.policy for request in requests if request.drafts)
+        resting = {policy for policy, count in own.items() if policy.rests(count)}
+        return [row for row, request in enumerate(requests) if request.drafts and request.policy not in resting]
+
+    @staticmethod
+    def _observe(requests: Sequence[Request], asked: list[int], draft_rows: tuple[int, ...], sizes: list[int], taken: list[int]) -> None:
+        """Tell each policy what the step brought; `taken` are the accepted drafted tokens of each request."""
+        own: dict[TreePolicy, list[int]] = {}
+        for row, request in enumerate(requests):
+            if request.drafts:
+                own.setdefault(request.policy, []).append(row)
+        for policy, rows in own.items():
+            policy.observe(
+                StepTotals(
+                    requests=len(requests),
+                    rows=sum(sizes),
+                    emitted=sum(taken) + len(taken),
+                    draft_rows=draft_rows,
+                    own_requests=len(rows),
+                    own_rows=sum(sizes[row] for row in rows),
+                    accepted=sum(taken[row] for row in rows),
+                    asked=rows[0] in asked,
+                )
+            )
+
+    def _tell(self, slots: list[int], blocks: list[list[int]], features: torch.Tensor | None, asked: set[int]) -> None:
+        """Commit to the drafter, at once where it is asked, else before it is asked again: a resting drafter costs nothing."""
+        assert self.drafter is not None
+        if all(slot in asked for slot in slots):
+            self.drafter.commit(slots, blocks, features)
+            return
+        parts = [None] * len(slots) if features is None else torch.split(features, [len(block) for block in blocks])
+        for slot, block, part in zip(slots, blocks, parts, strict=True):
+            self._untold.setdefault(slot, []).append((block, part))
+        self._catch_up([slot for slot in slots if slot in asked])
+
+    def _catch_up(self, slots: list[int]) -> None:
+        """Commit what the drafter was not told of, for those of `slots` that have something."""
+        assert self.drafter is not None
+        slots = [slot for slot in slots if slot in self._untold]
+        if not slots:
+            return
+        untold = [self._untold.pop(slot) for slot in slots]
+        features = [part for steps in untold for _, part in steps if part is not None]
+        tokens = [[token for block, _ in steps for token in block] for steps in untold]
+        self.drafter.commit(slots, tokens, torch.cat(features) if features else None)
+
     def _draft(
-        self, requests: Sequence[Request], last: torch.Tensor, state: PolicyState
+        self, requests: Sequence[Request], rows: list[int], last: torch.Tensor, state: PolicyState
     ) -> tuple[list[float | None], list[TreeShape], DraftTree]:
-        """Confidence, planned shape and tree of each request; requests that do not draft get their root alone."""
-        rows = [i for i, request in enumerate(requests) if request.drafts]
+        """Confidence, planned shape and tree of each request; requests other than those in `rows` get their root alone."""
         confidence: list[float | None] = [None] * len(requests)
         shapes = [TreeShape.off()] * len(requests)
         if self.drafter is None or not rows:
@@ -175,6 +233,7 @@ class Runner:
         drafting = [requests[row] for row in rows]
         slots = [request.slot for request in drafting]
         roots, mine = (last, state) if everyone else (last[rows], select_rows(state, rows))
+        self._catch_up(slots)
         root = self.drafter.begin(slots, max(shape.topk for policy in {r.policy for r in drafting} for shape in policy.reachable()))
         policy = grouped([request.policy for request in drafting])
         reachable = policy.reachable()
@@ -226,4 +285,5 @@ def _spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
         place(alone.log_probs, tree.log_probs, -math.inf),
         size,
         tree.levels,
+        tree.draft_rows,
     )

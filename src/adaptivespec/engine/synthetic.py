@@ -4,8 +4,9 @@
 >>> simulate(SpeculativeConfig(policy="adaptive"), world, Costs()).accept_length
 
 What happens at a position depends on the world's seed and the text before it alone, never on rule, policy or batch, so that arms are
-compared in the same world. At temperature 0 the drafter is calibrated: a child to which it gives probability p is the target's choice
-with probability p. Modelled seconds are those of requests that run alone, one after the other.
+compared in the same world. At temperature 0 the drafter is calibrated, unless the world says otherwise: a child to which it gives
+probability p is the target's choice with probability p. Modelled seconds are those of requests that run alone, one after the other, or all
+together.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import torch
 from ..build import build_policy, build_rule, require_temperature
 from ..config import SpeculativeConfig
 from ..drafters.grow import Level, grow
-from ..method.acceptance import VerifyInputs
+from ..method.acceptance import AcceptanceRule, VerifyInputs
+from ..method.costs import CostModel, CostTable, Curve
 from ..method.guards import protected_mask
 from ..method.noise import derive, gumbel, uniform
 from ..method.policy import PolicyState, Root, TreePolicy
+from ..method.records import StepTotals
 from ..method.tree import DraftTree, TreeShape, select_rows
 from .sampling import rule_params
 
@@ -62,6 +65,11 @@ class Costs:
     verify: float = 20e-3
     verify_row: float = 0.5e-3
 
+    def table(self) -> CostTable:
+        """The same as policies read it: the first level comes with asking the drafter."""
+        level, verify = Curve((1,), (self.draft_level,)), Curve((1, 2), (self.verify, self.verify + self.verify_row))
+        return CostTable(level, level, {1: verify}, 0.0, "modelled")
+
     def step(self, levels: int, rows: int) -> float:
         """Seconds of a step that drafts so many levels and verifies so many rows, the root included."""
         return levels * self.draft_level + self.verify + (rows - 1) * self.verify_row
@@ -79,19 +87,21 @@ class World:
         mean_margin: mean of those log-margins in nats; a mismatch exceeds kappa with chance 1 - kappa^(1 / mean_margin).
         vocab_size: tokens there are.
         seed: another text for every seed.
+        claims: what the drafter says the chance is, where it is wrong about itself; None: it knows.
     """
 
     process: Process
     mean_margin: float = 3.0
     vocab_size: int = 64
     seed: int = 0
+    claims: Process | None = None
 
     def candidates(
         self, context: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The drafter's best children of contexts [...], for requests with these seeds: tokens and log-probabilities [..., width]."""
         rank = torch.arange(width)
-        chance = self._chance(seeds, positions)[..., None]
+        chance = self._chance(seeds, positions, self.claims)[..., None]
         return (self._favourite(context)[..., None] + rank) % self.vocab_size, chance.log() + rank * torch.log1p(-chance)
 
     def logits(self, context: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -102,8 +112,8 @@ class World:
         margins = self.mean_margin * (-gumbel(context, positions, self.vocab_size)).exp_()
         return _BEST_LOGIT - margins.scatter_(1, choice[:, None], 0.0)
 
-    def _chance(self, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.process(seeds, positions).clamp(1e-3, 1 - 1e-3)
+    def _chance(self, seeds: torch.Tensor, positions: torch.Tensor, process: Process | None = None) -> torch.Tensor:
+        return (process or self.process)(seeds, positions).clamp(1e-3, 1 - 1e-3)
 
     def _favourite(self, context: torch.Tensor) -> torch.Tensor:
         return derive(context, -1) % self.vocab_size
@@ -143,38 +153,63 @@ class SyntheticResult:
 def simulate(
     config: SpeculativeConfig,
     world: World,
-    costs: Costs,
+    costs: Costs | CostTable,
     *,
     requests: int = 4,
     max_tokens: int = 500,
     temperature: float = 0.0,
+    together: bool = False,
 ) -> SyntheticResult:
     """Decode `requests` texts of the world until each has `max_tokens` tokens or more; nothing is cut off.
 
     Args:
         config: rule, policy and their parameters, as for a request. No token is protected.
         world, costs: see there.
-        requests: texts, side by side; what one does changes no other.
+        requests: texts; what one does changes no other, unless the policy decides for the batch.
         max_tokens: see above.
         temperature: of all requests; above 0 the drafter is not calibrated.
+        together: whether they share steps, and so their cost; else each runs alone, after the ones before.
 
     Raises:
         UserError: settings that the engine refuses, or a rule that is not defined at this temperature.
     """
-    rule, policy = build_rule(config), build_policy(config)
+    table = costs.table() if isinstance(costs, Costs) else costs
+    rule, policy = build_rule(config), build_policy(config, CostModel(table, follows=False))
     require_temperature(rule, temperature)
     seeds = derive(torch.full((requests,), world.seed), torch.arange(requests))
+    # One that decides for the batch must not see a batch when the costs are those of requests alone.
+    parts = torch.split(seeds, 1) if policy.reads_costs and not together else [seeds]
+    results = [_decode(config, rule, policy, world, table, part, max_tokens, temperature, together) for part in parts]
+    return SyntheticResult(*(sum(column) for column in zip(*map(dataclasses.astuple, results), strict=True)))
+
+
+def _decode(
+    config: SpeculativeConfig,
+    rule: AcceptanceRule,
+    policy: TreePolicy,
+    world: World,
+    table: CostTable,
+    seeds: torch.Tensor,
+    max_tokens: int,
+    temperature: float,
+    together: bool,
+) -> SyntheticResult:
+    """The texts of some request seeds, side by side."""
     running = _Running(
-        seeds, derive(seeds, 0), torch.zeros_like(seeds), torch.zeros(requests, dtype=torch.float64), torch.zeros_like(seeds)
+        seeds, derive(seeds, 0), torch.zeros_like(seeds), torch.zeros(len(seeds), dtype=torch.float64), torch.zeros_like(seeds)
     )
-    state, shapes, protected = policy.initial(requests), policy.reachable(), protected_mask(world.vocab_size, ())
+    state, shapes, protected = policy.initial(len(seeds)), policy.reachable(), protected_mask(world.vocab_size, ())
     width = max(shape.topk for shape in shapes)
     steps = drafted = accepted = promoted = 0
     seconds = 0.0
     while len(running.seeds):
-        root = Root(*world.candidates(running.context, running.seeds, running.emitted, width))
-        planned = [shapes[index] for index in policy.plan(state, root).tolist()]
-        tree, levels = _draft(world, running, root, planned, policy, state)
+        asks = config.policy != "off" and not policy.rests(len(running.seeds))
+        tree, planned = DraftTree.root_only(running.last), [TreeShape.off()] * len(running.seeds)
+        levels: list[list[int]] = [[] for _ in planned]
+        if asks:
+            root = Root(*world.candidates(running.context, running.seeds, running.emitted, width))
+            planned = [shapes[index] for index in policy.plan(state, root).tolist()]
+            tree, levels = _draft(world, running, root, planned, policy, state)
         inputs, contexts = _verify(world, running, tree, temperature)
         params = rule_params([config] * len(planned), running.spent.tolist(), running.emitted.tolist(), protected)
         acceptance = rule.accept(tree, inputs, params)
@@ -182,9 +217,15 @@ def simulate(
         sizes = tree.size.tolist()
         steps += len(sizes)
         drafted += sum(sizes) - len(sizes)
-        accepted += int(acceptance.num_accepted.sum())
+        taken = int(acceptance.num_accepted.sum())
+        accepted += taken
         promoted += int(acceptance.promoted.sum())
-        seconds += sum(costs.step(own, rows) for own, rows in zip(levels, sizes, strict=True))
+        if together:
+            seconds += sum(table.step(tree.draft_rows, sum(sizes), len(sizes)))
+        else:
+            seconds += sum(sum(table.step(own, rows, 1)) for own, rows in zip(levels, sizes, strict=True))
+        own = len(sizes), sum(sizes)
+        policy.observe(StepTotals(*own, taken + len(sizes), tree.draft_rows, *own, taken, asks))
         running = running.after(contexts, acceptance.path, acceptance.num_accepted, acceptance.bonus, acceptance.log_margin)
         going = [row for row, count in enumerate(running.emitted.tolist()) if count < max_tokens]
         if len(going) < len(sizes):
@@ -217,9 +258,9 @@ class _Running:
 
 def _draft(
     world: World, running: _Running, root: Root, shapes: list[TreeShape], policy: TreePolicy, state: PolicyState
-) -> tuple[DraftTree, list[int]]:
-    """Trees, and how many levels were drafted for each request; the root's candidates are the first."""
-    levels = [int(shape.num_steps > 0) for shape in shapes]
+) -> tuple[DraftTree, list[list[int]]]:
+    """Trees, and the draft rows of each request as if it were alone (see `StepRecord`)."""
+    levels = [[1] for _ in shapes]
     contexts = running.context[:, None]
 
     def expand(level: Level) -> tuple[torch.Tensor, torch.Tensor]:
@@ -227,8 +268,8 @@ def _draft(
         if level.survivors is not None:
             contexts = contexts[level.survivors]
         contexts = derive(contexts.gather(1, level.parent_column), level.tokens)
-        for row in level.rows:
-            levels[row] += 1
+        for row, count in zip(level.rows, level.counts, strict=True):
+            levels[row].append(count)
         positions = (running.emitted[level.rows] + level.index)[:, None].expand_as(contexts)
         return world.candidates(contexts, running.seeds[level.rows][:, None].expand_as(contexts), positions, contexts.shape[1])
 

@@ -19,11 +19,14 @@ BASES: dict[str, dict[str, Any]] = {
     "margin": {"policy": "static"},
     "tree": {"policy": "adaptive", "margin": None},
     "adaptivespec": {"policy": "adaptive"},
+    "goodput": {"policy": "goodput", "margin": None},
+    "goodput_shapes": {"policy": "goodput_shapes", "margin": None},
     **{rule: {"policy": "static", "rule": rule} for rule in ("margin_top1", "threshold", "typical", "relaxed_topk", "logit_ratio")},
     "window": {"policy": "static", "rule": "window", "num_steps": 15, "topk": 1, "num_draft_tokens": 16},
     **{policy: {"policy": policy, "margin": None} for policy in ("talon", "accept_ema", "heuristic", "confidence")},
 }
-"""Plain decoding; static EAGLE-3; static with the margin rule; the adaptive tree alone; both. Margin arms use the shipped default.
+"""Plain decoding; static EAGLE-3; static with the margin rule; the adaptive tree alone; both; the goodput policy, strict. Margin arms use
+the shipped default.
 Then what they are compared with: rules on the static tree, FLy's window on its chain, and policies with the strict rule."""
 
 PEERS = ("hf", "hf-assisted", "hf-lookup")

@@ -57,13 +57,17 @@ class ArmResult:
         """All answers, in the order of (repeat, prompt)."""
         return [output for call in self.calls for output in call.outputs]
 
-    def samples(self) -> tuple[list[float], list[float]]:
-        """Tokens and seconds of what an interval resamples: prompts, summed over repeats, with batch 1; else repeats."""
+    def samples(self, measure: Callable[[Call], tuple[float, float]] | None = None) -> tuple[list[float], list[float]]:
+        """Tokens and seconds of what an interval resamples: prompts, summed over repeats, with batch 1; else repeats.
+
+        `measure` gives both of a call where they are not the measured ones.
+        """
         count = min(len(self.calls), self.num_units) if self.batch == 1 else len(self.calls)
         tokens, seconds = [0.0] * count, [0.0] * count
         for i, call in enumerate(self.calls):
-            tokens[i % count] += call.tokens
-            seconds[i % count] += call.seconds
+            told = (call.tokens, call.seconds) if measure is None else measure(call)
+            tokens[i % count] += told[0]
+            seconds[i % count] += told[1]
         return tokens, seconds
 
 

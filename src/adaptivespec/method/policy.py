@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from .acceptance import Acceptance
+from .records import StepTotals
 from .tree import DraftTree, TreeShape, keep_best
 
 
@@ -42,6 +43,7 @@ class PolicyState:
         tripped: bool [B], the circuit breaker holds the next drafted step at the smallest shape.
         level: fp32 [B], the depth that a policy which moves it step by step is at.
         ema: fp32 [B], moving average of the accepted tokens per step, where a policy keeps one.
+        evidence, power: fp32 [B, 2] and [B], how far the request departs from what was learned of all, and what follows (`learned`).
     """
 
     rar: torch.Tensor
@@ -49,14 +51,28 @@ class PolicyState:
     tripped: torch.Tensor
     level: torch.Tensor
     ema: torch.Tensor
+    evidence: torch.Tensor
+    power: torch.Tensor
 
 
 class TreePolicy(Protocol):
-    """Chooses a `TreeShape` per request; the state is passed in and returned, never kept."""
+    """Chooses a `TreeShape` per request. What it knows of a request is passed in and returned, never kept; one that reads costs keeps
+    what it learns of the machine and of all its requests together.
+    """
 
     name: str
     per_level: bool
     """Whether the policy also decides while drafting (`keep_going`, `prune`); engines with captured graphs refuse those."""
+    reads_costs: bool
+    """Whether it must know what a step costs."""
+
+    def rests(self, requests: int) -> bool:
+        """Whether the drafter is to be left alone in this step, for the policy's `requests` of it."""
+        ...
+
+    def observe(self, step: StepTotals) -> None:
+        """What a finished step brought, in host numbers."""
+        ...
 
     def reachable(self) -> list[TreeShape]:
         """Every shape `plan` can return, so that an engine can prepare each."""
@@ -87,12 +103,20 @@ class PolicyDefaults:
     """The defaults every shipped policy shares."""
 
     per_level = False
+    reads_costs = False
+
+    def rests(self, requests: int) -> bool:
+        """Never."""
+        return False
+
+    def observe(self, step: StepTotals) -> None:
+        """Nothing to learn from it."""
 
     def initial(self, batch: int, device: torch.device | str = "cpu") -> PolicyState:
         """The state of `batch` new requests: acceptance ratio 0.5, no misses."""
         misses = torch.zeros(batch, dtype=torch.int64, device=device)
         nothing = torch.zeros(batch, device=device)
-        return PolicyState(nothing + 0.5, misses, misses > 0, nothing, nothing)
+        return PolicyState(nothing + 0.5, misses, misses > 0, nothing, nothing, torch.zeros(batch, 2, device=device), nothing + 1)
 
     def keep_going(self, state: PolicyState, tree: DraftTree, num_steps: torch.Tensor) -> torch.Tensor:
         """Bool [B]: the planned depth is not reached yet."""
@@ -211,4 +235,6 @@ class Adaptive(PolicyDefaults):
             torch.where(drafted, tripped, state.tripped),
             state.level,
             state.ema,
+            state.evidence,
+            state.power,
         )

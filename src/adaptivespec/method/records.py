@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .tree import TreeShape
 
@@ -21,6 +21,8 @@ class StepRecord:
         spent: nats of the quality budget spent by the request after the step, promotions that a stop condition cut off included.
         batch: requests that shared the step.
         seconds_draft, seconds_verify, seconds_rest: wall time of the batch's step.
+        rows: rows of the target's forward, those of all requests of the step.
+        draft_rows: requests for which the drafter was asked, then the rows of each further draft forward; empty when it was not asked.
     """
 
     shape: TreeShape
@@ -37,6 +39,8 @@ class StepRecord:
     seconds_draft: float
     seconds_verify: float
     seconds_rest: float
+    rows: int = 1
+    draft_rows: list[int] = field(default_factory=list)
 
     @property
     def num_drafted(self) -> int:
@@ -52,3 +56,25 @@ class StepRecord:
     def num_promoted(self) -> int:
         """Accepted tokens that were not the target's choice."""
         return sum(self.promoted)
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """One decoding step as policies that read costs see it: of the whole batch, and of their own requests.
+
+    Attributes:
+        requests, rows: of the batch; rows are those of the target's forward.
+        emitted: tokens of the batch, bonus tokens included, before stop conditions.
+        draft_rows: see `StepRecord`.
+        own_requests, own_rows, accepted: of the policy's own requests; accepted drafted tokens.
+        asked: whether the drafter was asked for them.
+    """
+
+    requests: int
+    rows: int
+    emitted: int
+    draft_rows: tuple[int, ...]
+    own_requests: int
+    own_rows: int
+    accepted: int
+    asked: bool

@@ -8,6 +8,9 @@ from .acceptance import AcceptanceRule, Margin, Strict
 from .baseline_policies import AcceptEMA, Confidence, Heuristic, Talon
 from .baselines import LogitRatio, MarginTop1, RelaxedTopK, Typical, Window
 from .coins import Rejection, Threshold
+from .costs import CostModel
+from .goodput import Goodput
+from .goodput_shapes import GoodputShapes
 from .policy import Adaptive, Static, TreePolicy
 from .tree import TreeShape
 
@@ -25,6 +28,9 @@ def make_policy(
     mu: float,
     candidate_steps: Sequence[int],
     confidence_threshold: float,
+    shapes: Sequence[tuple[int, int, int]],
+    probe: int,
+    costs: CostModel,
 ) -> TreePolicy:
     """The policy that settings name; each reads the parameters it has. Raises ValueError for impossible shapes or names."""
     match policy:
@@ -42,7 +48,12 @@ def make_policy(
             return Heuristic(shape[0])
         case "confidence":
             return Confidence(shape[0], confidence_threshold)
-    raise ValueError(f"unknown policy {policy!r}; known: accept_ema, adaptive, confidence, heuristic, off, static, talon")
+        case "goodput":
+            return Goodput(costs, TreeShape(*shape), probe)
+        case "goodput_shapes":
+            return GoodputShapes(costs, [TreeShape(*one) for one in shapes], probe)
+    known = "accept_ema, adaptive, confidence, goodput, goodput_shapes, heuristic, off, static, talon"
+    raise ValueError(f"unknown policy {policy!r}; known: {known}")
 
 
 def make_rule(

@@ -63,6 +63,7 @@ class DraftTree:
         log_probs: fp32 [B, N], the drafter's cumulative natural log-probability; 0 for the root, -inf for padding.
         size: int64 [B]; nodes from size on are padding.
         levels: a host-side bound on the deepest level, so that loops over levels need no device read.
+        draft_rows: what drafting the batch took: the requests asked, then the rows of each further draft forward; empty when nobody asked.
     """
 
     tokens: torch.Tensor
@@ -71,6 +72,7 @@ class DraftTree:
     log_probs: torch.Tensor
     size: torch.Tensor
     levels: int
+    draft_rows: tuple[int, ...] = ()
 
     @classmethod
     def root_only(cls, tokens: torch.Tensor) -> DraftTree:

@@ -73,11 +73,16 @@ def load_settings(text: str | None = None) -> SGLangConfig:
 
 
 def served_policy(config: SpeculativeConfig) -> TreePolicy:
-    """The tree policy that settings name. Raises UserError for impossible shapes, and for a policy that decides while drafting."""
+    """The tree policy that settings name. Raises UserError for impossible shapes, and for a policy that needs what SGLang does not have."""
     policy = build_policy(config)
     if policy.per_level:
         raise UserError(
             f"policy {config.policy} decides while the tree is drafted, level by level, and SGLang drafts a shape that is fixed before; "
+            "use adaptive, static, accept_ema or heuristic"
+        )
+    if policy.reads_costs:
+        raise UserError(
+            f"policy {config.policy} learns from draft probabilities and a step's seconds, which SGLang does not hand to its verify step; "
             "use adaptive, static, accept_ema or heuristic"
         )
     return policy

@@ -1,0 +1,171 @@
+"""What a step costs on a machine: measured tables, interpolated between their points and assumed to be neither convex nor rising.
+
+A step's seconds are those of its draft (`start` once when the drafter is asked, `level` per further draft forward), of the target's forward
+(`verify`, of all rows of the batch) and of the rest (`fixed`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+_LOAD_WEIGHT = 1 / 32  # of the newest step in the load factors: a burst of other work is followed within a second or two
+_LOAD_STEP = 2.0  # a step further off than this counts as so far off: a frozen process says nothing about the next step
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds at some numbers of rows: linear between them, constant before the first; beyond the last the last slope, unless it falls.
+
+    Raises:
+        ValueError: no points, points out of order, or seconds that are negative or not finite.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) != len(self.seconds):
+            raise ValueError("a cost curve needs as many seconds as rows, and at least one")
+        if self.rows[0] < 0 or any(a >= b for a, b in pairwise(self.rows)):
+            raise ValueError(f"the rows of a cost curve ascend from 0 or more, not {list(self.rows)}")
+        if not all(0 <= value < float("inf") for value in self.seconds):
+            raise ValueError(f"the seconds of a cost curve are finite and not negative, not {list(self.seconds)}")
+
+    def at(self, rows: float) -> float:
+        """Seconds at a number of rows."""
+        points, seconds = self.rows, self.seconds
+        if rows <= points[0] or len(points) == 1:
+            return seconds[0]
+        i = min(bisect_left(points, rows), len(points) - 1)
+        slope = (seconds[i] - seconds[i - 1]) / (points[i] - points[i - 1])
+        if rows > points[-1]:
+            return seconds[-1] + max(slope, 0.0) * (rows - points[-1])
+        return seconds[i - 1] + slope * (rows - points[i - 1])
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of the parts of a step.
+
+    Attributes:
+        start: by requests: the drafter commits what was accepted and proposes the trees' first level.
+        level: by rows: one further draft forward.
+        verify: for each measured batch size, by rows: the target's forward of so many rows, every request's root among them.
+        fixed: acceptance, commit and bookkeeping of a step.
+        label: where the numbers come from; shown wherever they are used.
+
+    Raises:
+        ValueError: no verify curve, a batch below 1, or a fixed time that is negative or not finite.
+    """
+
+    start: Curve
+    level: Curve
+    verify: Mapping[int, Curve]
+    fixed: float
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.verify or min(self.verify) < 1:
+            raise ValueError("a cost table needs a verify curve for some batch size, 1 or more")
+        if not 0 <= self.fixed < float("inf"):
+            raise ValueError(f"the fixed seconds of a cost table are finite and not negative, not {self.fixed}")
+        if min(curve.at(batch) for batch, curve in self.verify.items()) <= 0:
+            raise ValueError("a verify takes more than no time")
+
+    def verify_at(self, batch: int, rows: float) -> float:
+        """Seconds of the target's forward; between measured batch sizes linear, beyond them the nearest one's."""
+        sizes = sorted(self.verify)
+        if batch <= sizes[0]:
+            return self.verify[sizes[0]].at(rows)
+        if batch >= sizes[-1]:
+            return self.verify[sizes[-1]].at(rows)
+        i = bisect_left(sizes, batch)
+        low, high = sizes[i - 1], sizes[i]
+        share = (batch - low) / (high - low)
+        return (1 - share) * self.verify[low].at(rows) + share * self.verify[high].at(rows)
+
+    def draft_at(self, draft_rows: Sequence[int]) -> float:
+        """Seconds of drafting from `StepRecord.draft_rows`; 0 when the drafter was not asked."""
+        return self.start.at(draft_rows[0]) + sum(map(self.level.at, draft_rows[1:])) if draft_rows else 0.0
+
+    def step(self, draft_rows: Sequence[int], rows: int, batch: int) -> tuple[float, float, float]:
+        """Seconds of draft, verify and rest of a step; arguments as `StepRecord` names them."""
+        return self.draft_at(draft_rows), self.verify_at(batch, rows), self.fixed
+
+
+@dataclass
+class CostModel:
+    """A table as policies read it, scaled by how the machine's steps compare with it lately.
+
+    Attributes:
+        table: None until somebody has calibrated.
+        follows: whether `observe` moves the factors; a modelled run stays with its table.
+        draft, verify, rest: measured over tabled seconds.
+    """
+
+    table: CostTable | None = None
+    follows: bool = True
+    draft: float = 1.0
+    verify: float = 1.0
+    rest: float = 1.0
+    _curves: dict[tuple[str, int, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def known(self) -> CostTable:
+        """The table. Raises ValueError when nobody has calibrated."""
+        if self.table is None:
+            raise ValueError("nobody knows what a step costs here yet: calibrate, or give a cost table")
+        return self.table
+
+    def use(self, table: CostTable) -> None:
+        """Take another table."""
+        self.table, self.draft, self.verify, self.rest = table, 1.0, 1.0, 1.0
+        self._curves.clear()
+
+    def plain(self, batch: int) -> float:
+        """Seconds of a step of plain decoding."""
+        return self.verify * self.known.verify_at(batch, batch) + self.rest * self.known.fixed
+
+    def drafting(self, draft_rows: Sequence[int]) -> float:
+        """Seconds of a step's drafting."""
+        return self.draft * self.known.draft_at(draft_rows)
+
+    def verifying(self, batch: int, rows: int) -> float:
+        """Seconds of a verify."""
+        return self.verify * self.known.verify_at(batch, rows)
+
+    def rows_beyond(self, batch: int, base: int, count: int, device: torch.device) -> torch.Tensor:
+        """fp32 [count]: tabled seconds that 1, 2, ... rows more than `base` add to a verify, before the factor `verify`."""
+
+        def added(most: int) -> list[float]:
+            least = self.known.verify_at(batch, base)
+            return [self.known.verify_at(batch, base + more) - least for more in range(1, most + 1)]
+
+        return self._dense(("verify", batch, base), count, device, added)
+
+    def levels_of(self, rows: int, count: int, device: torch.device) -> torch.Tensor:
+        """fp32 [count]: tabled seconds of a draft forward for 1, 2, ... requests of so many rows each, before the factor `draft`."""
+        return self._dense(("level", rows, 0), count, device, lambda most: [self.known.level.at(rows * n) for n in range(1, most + 1)])
+
+    def observe(self, draft_rows: Sequence[int], rows: int, batch: int, seconds: tuple[float, float, float]) -> None:
+        """Follow the load: fold one step's seconds of draft, verify and rest in."""
+        if not self.follows or self.table is None:
+            return
+        tabled = self.table.step(draft_rows, rows, batch)
+        moved = [
+            factor + _LOAD_WEIGHT * (min(max(measured / told, factor / _LOAD_STEP), factor * _LOAD_STEP) - factor) if told > 0 else factor
+            for factor, measured, told in zip((self.draft, self.verify, self.rest), seconds, tabled, strict=True)
+        ]
+        self.draft, self.verify, self.rest = moved
+
+    def _dense(self, key: tuple[str, int, int], count: int, device: torch.device, values: Callable[[int], list[float]]) -> torch.Tensor:
+        """The first `count` values of a curve, copied to the device once per size: a copy from the host cannot be captured in a graph."""
+        curve = self._curves.get((*key, device))
+        if curve is None or len(curve) < count:
+            curve = self._curves[*key, device] = torch.tensor(values(max(64, 2 * count)), dtype=torch.float32, device=device)
+        return curve[:count]

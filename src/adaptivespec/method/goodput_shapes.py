@@ -1,0 +1,75 @@
+"""`policy="goodput_shapes"`: goodput's choice among a few shapes, made before drafting, for engines that captured a graph per shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from .costs import CostModel
+from .goodput import PricedPolicy, siblings
+from .policy import PolicyState, Root
+from .tree import TreeShape
+
+
+class GoodputShapes(PricedPolicy):
+    """The shape whose predicted tree brings the most tokens - price * seconds; all requests of a batch get the same.
+
+    The tree is predicted from the root's candidates: the j-th best child of a node has its probability times r (1 - r)^j, r the mean of
+    the likeliest candidate's chance and of the request's running one.
+
+    Args:
+        costs, probe: see `PricedPolicy`.
+        shapes: to choose from.
+    """
+
+    name = "goodput_shapes"
+
+    def __init__(self, costs: CostModel, shapes: Sequence[TreeShape], probe: int = 16) -> None:
+        super().__init__(costs, probe)
+        self._shapes = list(dict.fromkeys(shapes))
+        if not self._shapes or any(shape.num_steps == 0 for shape in self._shapes):
+            raise ValueError("goodput_shapes policy: needs shapes, each of which drafts")
+        self._steps, self._topk, self._nodes = (max(numbers) for numbers in zip(*map(dataclasses.astuple, self._shapes), strict=True))
+        self._numbers: dict[torch.device, torch.Tensor] = {}
+
+    def reachable(self) -> list[TreeShape]:
+        """The shapes."""
+        return list(self._shapes)
+
+    def plan(self, state: PolicyState, root: Root) -> torch.Tensor:
+        """int64 [B]: the index of the shape that pays best, the same for all."""
+        batch, device = len(state.rar), state.rar.device
+        expected = self.expected(state, root).sum(0)
+        steps, topk, nodes = self._table(device).unbind(1)
+        added = self._added_by_rows(batch, batch * self._nodes, device)[batch * (nodes - 1) - 1]
+        levels = self.costs.levels_of(1, batch * self._topk, device)[batch * topk - 1] * (steps - 1)
+        worth = expected - added - levels * (self.price(batch).tokens_per_second * self.costs.draft)
+        return worth.argmax().expand(batch)
+
+    def expected(self, state: PolicyState, root: Root) -> torch.Tensor:
+        """fp32 [B, S]: the tokens that each shape's predicted tree would have accepted."""
+        steps, topk, nodes = self._table(state.rar.device).unbind(1)
+        learned = self.learned(root.log_probs.device)
+        edges = learned.table[learned.place(-root.log_probs[:, : self._topk])]
+        first = (edges * state.power[:, None]).exp()
+        first = torch.nn.functional.pad(first, (0, self._topk - first.shape[1]))
+        onward = siblings(0.5 * (state.rar + first[:, 0]), self._topk)[:, None, None, :]
+        allowed = torch.arange(self._topk, device=first.device) < topk[:, None]  # bool [S, K]
+        frontier = torch.where(allowed, first[:, None], 0.0)
+        found = [frontier]
+        for level in range(1, self._steps):
+            children = torch.where(allowed[:, None, :], frontier[..., None] * onward, 0.0).flatten(2)
+            children = torch.where((level < steps)[:, None], children, 0.0)
+            found.append(children)
+            frontier = torch.where(allowed, children.topk(self._topk, -1).values, 0.0)
+        best = torch.cat(found, 2).sort(2, descending=True).values.cumsum(2)
+        last = (nodes - 2).clamp(max=best.shape[2] - 1).expand(len(first), 1, -1).transpose(1, 2)
+        return best.gather(2, last)[..., 0]
+
+    def _table(self, device: torch.device) -> torch.Tensor:
+        """int64 [S, 3]: the shapes on a device, copied there once."""
+        if device not in self._numbers:
+            self._numbers[device] = torch.tensor([dataclasses.astuple(shape) for shape in self._shapes], device=device)
+        return self._numbers[device]

@@ -1,0 +1,112 @@
+"""Acceptance learned from draft probabilities: never rising along a path, and close to the truth after enough edges."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptivespec.method.learned import BINS, DEEPEST, Learned, falling, power_of
+from adaptivespec.method.tree import DraftTree
+from method.fakes import Nodes, make_tree
+from method.tree_cases import trees
+
+WEIGHTS = st.lists(st.floats(0.1, 50), min_size=BINS, max_size=BINS)
+MEANS = st.lists(st.floats(0.001, 0.999), min_size=BINS, max_size=BINS)
+
+
+def pool_adjacent(means: list[float], weights: list[float]) -> list[float]:
+    """Isotonic regression by the textbook: neighbours that rise are pooled until none do."""
+    blocks: list[list[float]] = []
+    for mean, weight in zip(means, weights, strict=True):
+        blocks.append([mean, weight, 1])
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (a, wa, na), (b, wb, nb) = blocks[-2:]
+            blocks[-2:] = [[(a * wa + b * wb) / (wa + wb), wa + wb, na + nb]]
+    return [mean for mean, _, size in blocks for _ in range(int(size))]
+
+
+@given(MEANS, WEIGHTS)
+@settings(max_examples=60)
+def test_falling_is_isotonic_regression(means: list[float], weights: list[float]) -> None:
+    got = falling(torch.tensor(means), torch.tensor(weights)).tolist()
+    assert got == pytest.approx(pool_adjacent(means, weights), abs=1e-4)
+    assert all(a >= b for a, b in itertools.pairwise(got))
+
+
+def test_bins_hold_everything_and_rise() -> None:
+    nats = torch.tensor([-1e-7, 0.0, 0.01, 0.5, 3.0, DEEPEST + 1, 1e9, math.inf, math.nan])
+    got = Learned().place(nats).tolist()
+    assert got[:2] == [0, 0]
+    assert got == sorted(got)
+    assert got[-4:] == [BINS - 1, BINS - 1, BINS, BINS]
+
+
+@given(trees(max_batch=3), st.lists(st.floats(0.2, 4), min_size=3, max_size=3))
+@settings(max_examples=40)
+def test_no_child_is_likelier_than_its_parent(tree: DraftTree, powers: list[float]) -> None:
+    learned = Learned()
+    generator = torch.Generator().manual_seed(int(tree.size.sum()))
+    learned.counts = torch.rand(2, BINS + 1, generator=generator) * 20
+    learned.counts[1] *= torch.rand(BINS + 1, generator=generator) * (learned.counts[0] / 20)
+    learned.refit()
+    log = learned.paths(learned.bins(tree), tree, torch.tensor(powers)[: len(tree.size)])
+    above = log.gather(1, tree.parents.clamp(min=0))
+    assert (log <= above)[tree.drafted].all()
+    assert (log[:, 0] == 0).all()
+    padding = ~tree.drafted
+    padding[:, 0] = False
+    assert (log[padding] == -math.inf).all()
+
+
+def test_a_path_is_the_product_of_its_edges() -> None:
+    learned = Learned()
+    tree = make_tree([Nodes([0] * 4, [-1, 0, 1, 1], [0.0, math.log(0.5), math.log(0.2), math.log(0.1)])])
+    got = learned.paths(learned.bins(tree), tree, torch.tensor([1.0]))[0].exp().tolist()
+    assert got == pytest.approx([1, 0.5, 0.2, 0.1], abs=0.03)
+    squared = learned.paths(learned.bins(tree), tree, torch.tensor([2.0]))[0].exp().tolist()
+    assert squared == pytest.approx([value**2 for value in got], rel=1e-4)
+
+
+def test_only_tried_edges_count() -> None:
+    """Those under the root and under accepted nodes."""
+    learned = Learned()
+    tree = make_tree([Nodes([0] * 5, [-1, 0, 0, 1, 2], [0.0, -0.3, -2.0, -0.6, -6.0])])
+    bins = learned.bins(tree)
+    evidence = learned.learn(bins, tree, torch.tensor([[1, -1]]), torch.zeros(1, 2))
+    tried, hits = learned.counts
+    assert (tried.sum().item(), hits.sum().item()) == (3, 1)
+    assert tried[bins[0, 4]] == 0
+    assert evidence[0, 1] > 0
+    nothing = DraftTree.root_only(torch.tensor([1]))
+    assert learned.learn(learned.bins(nothing), nothing, torch.full((1, 0), -1), evidence).tolist() == evidence.tolist()
+
+
+@pytest.mark.parametrize("power", [0.4, 1.0, 2.0])
+def test_the_table_finds_the_truth_and_guesses_where_it_has_seen_nothing(power: float) -> None:
+    """Only sure edges were verified; the table tells of unsure ones all the same."""
+    learned, count = Learned(), 3000
+    log_probs = torch.linspace(-1.2, -0.05, count)
+    hit = torch.rand(count, generator=torch.Generator().manual_seed(0)) < (power * log_probs).exp()
+    tree = make_tree([Nodes([0, 0], [-1, 0], [0.0, value]) for value in log_probs.tolist()])
+    learned.learn(learned.bins(tree), tree, torch.where(hit, 1, -1)[:, None], torch.zeros(count, 2))
+    learned.refit()
+    table = learned.table.exp()
+    for p in (0.9, 0.5, 0.2):
+        assert table[learned.place(torch.tensor(-math.log(p)))].item() == pytest.approx(p**power, abs=0.13)
+
+
+def test_a_request_departs_from_the_others_by_what_it_shows() -> None:
+    learned = Learned()
+    tree = make_tree([Nodes([0] * 3, [-1, 0, 1], [0.0, -0.5, -1.0])] * 2)
+    evidence = torch.zeros(2, 2)
+    assert power_of(evidence).tolist() == [1, 1]
+    for _ in range(30):
+        evidence = learned.learn(learned.bins(tree), tree, torch.tensor([[1, 2], [-1, -1]]), evidence)
+    easy, hard = power_of(evidence).tolist()
+    assert easy < 0.8
+    assert hard > 1.2
