@@ -252,6 +252,7 @@ def test_arms_may_be_put_to_some_tasks_only() -> None:
     assert analysis.missing == 0
     assert [cell.task for cell in analysis.cells if cell.arm == extra] == ["gsm8k"]  # not `all`, where it would be compared with others
     assert analysis.arms == list(run["settings"]["arms"])
+    assert analysis.widest == "gsm8k"
     assert analysis == analyse(run, everything)  # what was not asked does not count
     assert analyse(run, wanted[1:]).missing == 1
 
@@ -288,6 +289,10 @@ def test_shapes_over_time_by_hand() -> None:
     assert (shown.arm, shown.shapes, shown.steps) == ("tree", ["3,4,4", "7,1,8"], [0, 5])
     assert shown.shares == [[7 / 8, 1 / 8], [0, 1]]
     assert analyse(run, [fake_answer("tree", "gsm8k", 0, True, shapes=None)]).shapes == []
+    run = fake_run("static; tree", {"gsm8k": 2, "math500": 1})
+    run["settings"]["tasks"]["math500"]["arms"] = ["tree"]
+    more = [*answers, fake_answer("tree", "math500", 0, True, shapes={"seen": [deep], "steps": [0] * 9})]
+    assert analyse(run, more).shapes == [shown]  # not what only some arms were asked
 
 
 def test_promoted_tokens_are_counted_by_verdict() -> None:

@@ -132,7 +132,7 @@ class PromotedToken:
 
 @dataclass(frozen=True)
 class ShapesOverTime:
-    """Which shapes an arm planned early and late in its answers.
+    """Which shapes an arm planned early and late in its answers, on the tasks of `Analysis.widest`.
 
     Attributes:
         arm: its label; only arms with several shapes are listed.
@@ -190,6 +190,11 @@ class Analysis:
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
     @property
+    def widest(self) -> str:
+        """The group that most arms were put to: where all of them can be compared."""
+        return max(self.groups, key=lambda name: len(self.of(name)))
+
+    @property
     def arms(self) -> list[str]:
         """All labels."""
         return list(dict.fromkeys(cell.arm for name in [*self.tasks, *self.groups] for cell in self.of(name)))
@@ -244,6 +249,7 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
     if len(tasks) > 1 and not own[ALL]:
         del groups[ALL], own[ALL]
     cells = [_cell(name, label, groups[name], by_arm, tasks, reference, plain, seed) for name in groups for label in own[name]]
+    widest = max(groups, key=lambda name: len(own[name]))
     expected = sum(len(put_to[name]) * len(task["questions"]) for name, task in tasks.items())
     return Analysis(
         reference=reference,
@@ -266,7 +272,7 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
             if set(four) <= set(own[name]) and (square := _square(name, members, four, by_arm, seed)) is not None
         ],
         promoted=[entry for label, rows in by_arm.items() for entry in _promoted(label, rows)],
-        shapes=[shown for label, rows in by_arm.items() if (shown := _shapes(label, rows)) is not None],
+        shapes=[shown for label in arms if (shown := _shapes(label, by_arm[label], groups[widest])) is not None],
     )
 
 
@@ -466,11 +472,11 @@ def _sweeps(arms: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def _shapes(label: str, rows: Rows) -> ShapesOverTime | None:
+def _shapes(label: str, rows: Rows, tasks: Sequence[str]) -> ShapesOverTime | None:
     """None for an arm of one shape, or whose answers don't say."""
     planned = []
-    for row in rows.values():
-        told = row.get("shapes")
+    for (task, _), row in rows.items():
+        told = row.get("shapes") if task in tasks else None
         if told and told["steps"]:
             names = [tuple(shape) for shape in told["seen"]]
             planned.append([names[index] for index in told["steps"]])

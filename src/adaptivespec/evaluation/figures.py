@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .analysis import Analysis, Cell, Interval, ShapesOverTime, Square, pareto
+from .analysis import ALL, Analysis, Cell, Interval, ShapesOverTime, Square, pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,9 @@ CAPTIONS = {
     "their difference is more certain than the overlap of these intervals suggests; see the tables.",
     "accuracy-and-speed": "Up and to the right is better. A line goes through arms that differ in kappa alone, each marked with its kappa; "
     "the dotted line joins arms that no other beats in both. Bars: 95 % intervals. Speed at {concurrency}.",
-    "accept-length": "How many drafted tokens a step accepted, the bonus token not counted; steps without a draft are left out.",
+    "accept-length": "How many drafted tokens a step accepted on {widest}, without the bonus token; steps without a draft are left out.",
     "ablation": "Static or adaptive tree, strict or margin rule, all else equal. Bars: 95 % intervals. Speed at {concurrency}.",
-    "shape-over-time": "Shapes (num_steps,topk,num_draft_tokens) planned as answers grew, of the answers that were still running.",
+    "shape-over-time": "Shapes (num_steps,topk,num_draft_tokens) planned as answers to {widest} grew, of those still running.",
 }
 
 
@@ -60,7 +60,9 @@ def concurrency(analysis: Analysis) -> str:
 def caption(name: str, analysis: Analysis, speed: Analysis | None = None) -> str:
     """What a figure shows."""
     text = CAPTIONS[name.rstrip("-0123456789")]
-    return text.format(reference=analysis.reference or "nothing, as no arm is strict", concurrency=concurrency(speed or analysis))
+    reference = analysis.reference or "nothing, as no arm is strict"
+    widest = "all tasks" if analysis.widest == ALL and len(analysis.tasks) > 1 else analysis.widest
+    return text.format(reference=reference, widest=widest, concurrency=concurrency(speed or analysis))
 
 
 def figures(analysis: Analysis, speed: Analysis | None = None) -> dict[str, Draw]:
@@ -79,7 +81,7 @@ def figures(analysis: Analysis, speed: Analysis | None = None) -> dict[str, Draw
     groups = [group for group in analysis.groups if sum(_point(analysis, speed, group, arm) is not None for arm in analysis.arms) > 1]
     if groups:
         drawn["accuracy-and-speed"] = partial(_scatter, analysis, speed, groups)
-    steps = {arm: counts for arm in analysis.arms if any(counts := _histogram(analysis, arm))}
+    steps = {cell.arm: cell.histogram for cell in analysis.of(analysis.widest) if any(cell.histogram)}
     if steps:
         drawn["accept-length"] = partial(_histograms, steps)
     for number, arms in enumerate(dict.fromkeys(square.arms for square in analysis.squares)):
@@ -247,12 +249,6 @@ def _scatter(analysis: Analysis, speed: Analysis, groups: Sequence[str], theme: 
 def _name(sweep: Sequence[str]) -> str:
     """What to call a sweep: its loosest arm's name without settings."""
     return f"{sweep[-1].partition(':')[0]}, by kappa"
-
-
-def _histogram(analysis: Analysis, arm: str) -> list[int]:
-    """Counts over all tasks that the arm was put to."""
-    own = [cell.histogram for name in analysis.tasks if (cell := analysis.cell(name, arm))]
-    return [sum(counts[i] for counts in own if i < len(counts)) for i in range(max(map(len, own), default=0))]
 
 
 def _histograms(steps: Mapping[str, Sequence[int]], theme: Theme) -> Figure:
