@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adaptivespec.errors import UserError
-from adaptivespec.evaluation.analysis import ALL, Analysis, Cell, analyse, pareto
+from adaptivespec.evaluation.analysis import analyse, pareto
+from adaptivespec.evaluation.findings import ALL, Analysis, Cell
 from adaptivespec.evaluation.statistics import detectable_difference, mcnemar, paired_bootstrap, wilson
 
 

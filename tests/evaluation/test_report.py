@@ -14,8 +14,9 @@ import pytest
 from fake_run import FOUR, fake_answers, fake_run, write_run
 
 from adaptivespec.cli.main import run as command
-from adaptivespec.evaluation.analysis import Interval, analyse
+from adaptivespec.evaluation.analysis import analyse
 from adaptivespec.evaluation.figures import DARK, LIGHT, figures, png
+from adaptivespec.evaluation.findings import Interval
 from adaptivespec.evaluation.report import number, page, percent, points, signed
 
 NAMES = ["accuracy-by-task", "accuracy-and-speed", "accept-length", "ablation"]

@@ -21,7 +21,7 @@ from .options import to_json
 from .render import CAPTION, aside
 
 if TYPE_CHECKING:
-    from ..evaluation.analysis import Analysis, Cell, Interval
+    from ..evaluation.findings import Analysis, Cell, Interval
 
 
 def report(
@@ -134,7 +134,7 @@ def show(folder: Path, seed: int) -> None:
 
 
 def as_json(analysis: Analysis) -> dict[str, Any]:
-    """Every number, under the names of `evaluation.analysis`."""
+    """Every number, under the names of `evaluation.findings`."""
     return dataclasses.asdict(analysis)
 
 

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .analysis import ALL, Analysis, Cell, Interval, ShapesOverTime, Square, pareto
+from .analysis import pareto
+from .findings import ALL, Analysis, Cell, Interval, ShapesOverTime, Square
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UserError
-from .analysis import Analysis, Cell, Interval, Square
 from .figures import caption, concurrency
+from .findings import Analysis, Cell, Interval, Square
 from .report import known, number, percent, points, signed
 
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"

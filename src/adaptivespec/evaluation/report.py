@@ -10,8 +10,8 @@ from typing import Any
 
 import jinja2
 
-from .analysis import Analysis, Interval
 from .figures import caption, concurrency
+from .findings import Analysis, Interval
 
 SHOWN_TOKENS = 25
 """Promoted tokens of an arm in the page's table; the JSON has all."""
