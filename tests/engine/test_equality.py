@@ -107,7 +107,7 @@ def test_eagle3_of_every_family(any_model: LoadedModel, tmp_path: Path, config: 
     assert [o.token_ids for o in batched] == expected
     # the tree a request grows does not depend on its neighbours either, unless they compete for rows
     grown = [[[r.tokens for r in o.records] for o in some] for some in (outputs, batched)]
-    assert config.policy == "goodput" or grown[0] == grown[1]
+    assert config.policy.startswith("goodput") or grown[0] == grown[1]
 
 
 @settings(max_examples=15)
