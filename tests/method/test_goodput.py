@@ -220,6 +220,22 @@ def test_the_shape_equals_brute_force(requests: list[tuple[float, float]], verif
     assert worths[planned[0]] == pytest.approx(max(worths), abs=1e-3)
 
 
+def test_a_long_run_makes_no_step_dearer() -> None:
+    policy = GoodputShapes(model([1.0] * 10), SHAPES)
+    state, root = policy.initial(1), certain_root(1)
+
+    def operations() -> int:
+        with torch.profiler.profile() as profiled:
+            policy.plan(state, root)
+        return len(profiled.events())
+
+    policy.plan(state, root)  # fills what is made once
+    before = operations()
+    for _ in range(100):
+        policy.observe(StepTotals(1, 1, 1, (), 1, 1, 0, False))
+    assert operations() == before
+
+
 def test_shapes_keep_the_defaults_while_drafting() -> None:
     policy = GoodputShapes(model([1.0] * 10), [TreeShape(3, 1, 4), TreeShape(3, 1, 4)])
     assert (policy.per_level, policy.reads_costs) == (False, True)

@@ -46,7 +46,7 @@ class PricedPolicy(PolicyDefaults):
         self.costs, self.probe = costs, probe
         self._learned: dict[torch.device, Learned] = {}
         self._prices: dict[int, Price] = {}
-        self._steps = 0
+        self._observed = 0
         self._other_requests = self._other_rows = 0
 
     def learned(self, device: torch.device) -> Learned:
@@ -70,8 +70,8 @@ class PricedPolicy(PolicyDefaults):
         """Book a step, and now and then bring the table up to date."""
         self._other_requests, self._other_rows = step.requests - step.own_requests, step.rows - step.own_rows
         self.price(step.own_requests).book(step)
-        self._steps += 1
-        if self._steps <= _REFIT or self._steps % _REFIT == 0:
+        self._observed += 1
+        if self._observed <= _REFIT or self._observed % _REFIT == 0:
             for learned in self._learned.values():
                 learned.refit()
 

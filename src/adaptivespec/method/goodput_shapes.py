@@ -31,7 +31,7 @@ class GoodputShapes(PricedPolicy):
         self._shapes = list(dict.fromkeys(shapes))
         if not self._shapes or any(shape.num_steps == 0 for shape in self._shapes):
             raise ValueError("goodput_shapes policy: needs shapes, each of which drafts")
-        self._steps, self._topk, self._nodes = (max(numbers) for numbers in zip(*map(dataclasses.astuple, self._shapes), strict=True))
+        self._deepest, self._topk, self._nodes = (max(numbers) for numbers in zip(*map(dataclasses.astuple, self._shapes), strict=True))
         self._numbers: dict[torch.device, torch.Tensor] = {}
 
     def reachable(self) -> list[TreeShape]:
@@ -59,7 +59,7 @@ class GoodputShapes(PricedPolicy):
         allowed = torch.arange(self._topk, device=first.device) < topk[:, None]  # bool [S, K]
         frontier = torch.where(allowed, first[:, None], 0.0)
         found = [frontier]
-        for level in range(1, self._steps):
+        for level in range(1, self._deepest):
             children = torch.where(allowed[:, None, :], frontier[..., None] * onward, 0.0).flatten(2)
             children = torch.where((level < steps)[:, None], children, 0.0)
             found.append(children)
