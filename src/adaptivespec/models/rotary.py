@@ -47,7 +47,7 @@ class Rotary:
         cos, sin = self.table[positions].unbind(1)
         return cos, sin
 
-    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """x [M, heads, head_dim] rotated by its positions' angles into `out`, which may be x itself."""
+    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [M, heads, head_dim] rotated by its positions' angles: a new tensor, or `out`, which may be x itself."""
         cos, sin = angles
         return torch.addcmul(x * cos, x.roll(self.half, -1), sin, out=out)
