@@ -201,9 +201,9 @@ class SpeculativeConfig(Settings):
     candidate_steps: Annotated[tuple[Annotated[int, Field(ge=1, le=1000)], ...], Field(min_length=1)] = (1, 3, 5, 7)
     confidence_threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
     shapes: Annotated[tuple[Shape, ...], Field(min_length=1, max_length=64)] = (
-        (1, 1, 2),
-        (3, 1, 4),
-        (3, 4, 8),
+        (1, 4, 4),
+        (2, 4, 6),
+        (4, 4, 6),
         (5, 4, 8),
         (6, 4, 16),
         (7, 4, 32),
