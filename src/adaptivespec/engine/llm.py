@@ -342,7 +342,7 @@ class LLM:
     def _policy(self, config: SpeculativeConfig) -> TreePolicy:
         """One policy object per distinct setting, so that requests that share it are planned together."""
         # What a policy learns from all its requests it learns of one rule.
-        more = {"rule", *RULE_SETTINGS} if config.policy.startswith("goodput") else set()
+        more = {"rule", *RULE_SETTINGS} if config.policy in ("goodput", "goodput_shapes") else set()
         key = config.model_dump_json(include={"policy", *POLICY_SETTINGS, *more})
         if key not in self._policies:
             self._policies[key] = build_policy(config, self.costs)
