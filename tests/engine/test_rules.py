@@ -165,7 +165,8 @@ def test_policies_side_by_side_draft_what_they_draft_alone(llm: LLM, temperature
         assert output.token_ids == own.token_ids
         [alone] = llm.generate([prompt], params, speculative=wish)
         assert told(alone) == told(output)
-    assert {o.speculative.policy for o in together} == set(POLICIES)
+    # goodput's trees do depend on the others: they compete for rows, and what one teaches serves all
+    assert {o.speculative.policy for o in together} == set(POLICIES) - {"goodput", "goodput_shapes"}
     for output in together[: 0 if temperature else 2]:  # those that decide per level stop at different ones
         assert len({max(depths(r.parents)) for r in output.records}) > 1
     assert all(r.shape.num_draft_tokens >= len(r.tokens) for o in together for r in o.records)
