@@ -41,8 +41,8 @@ def step_up(low: float, high: float, at: int) -> Process:
     [
         (World(stationary(0.7)), STEEP, "strict", 0.95),
         (World(stationary(0.7)), FLAT, "strict", 1.2),
-        # Exact siblings take paths that promotions would have gone on with; a sum over nodes does not know that.
-        (World(stationary(0.7)), STEEP, "margin", 0.75),
+        # Exact siblings take paths that promotions would have gone on with; what they cost further down is not known.
+        (World(stationary(0.7)), STEEP, "margin", 0.82),
         (World(drifting(0.2, 0.95, 120)), STEEP, "strict", 1.1),
         (World(bursty(0.2, 0.95, 40)), STEEP, "strict", 1.1),
         # The drafter is wrong about itself: sure where it fails, doubtful where it is right.

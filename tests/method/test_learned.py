@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptivespec.method.acceptance import Acceptance
 from adaptivespec.method.learned import BINS, DEEPEST, Learned, falling, power_of
 from adaptivespec.method.tree import DraftTree
 from method.fakes import Nodes, make_tree
@@ -72,18 +73,25 @@ def test_a_path_is_the_product_of_its_edges() -> None:
     assert squared == pytest.approx([value**2 for value in got], rel=1e-4)
 
 
+def accepted(paths: list[list[int]], promoted: list[list[bool]] | None = None) -> Acceptance:
+    """Paths of node indices, padded with -1; nothing promoted unless told."""
+    path = torch.tensor(paths, dtype=torch.int64)
+    lossy = torch.zeros_like(path, dtype=torch.bool) if promoted is None else torch.tensor(promoted)
+    return Acceptance(path, (path >= 0).sum(1), torch.zeros(len(path), dtype=torch.int64), lossy, lossy.double())
+
+
 def test_only_tried_edges_count() -> None:
     """Those under the root and under accepted nodes."""
     learned = Learned()
     tree = make_tree([Nodes([0] * 5, [-1, 0, 0, 1, 2], [0.0, -0.3, -2.0, -0.6, -6.0])])
     bins = learned.bins(tree)
-    evidence = learned.learn(bins, tree, torch.tensor([[1, -1]]), torch.zeros(1, 2))
+    evidence = learned.learn(bins, tree, accepted([[1, -1]]), torch.zeros(1, 2))
     tried, hits = learned.counts
     assert (tried.sum().item(), hits.sum().item()) == (3, 1)
     assert tried[bins[0, 4]] == 0
     assert evidence[0, 1] > 0
     nothing = DraftTree.root_only(torch.tensor([1]))
-    assert learned.learn(learned.bins(nothing), nothing, torch.full((1, 0), -1), evidence).tolist() == evidence.tolist()
+    assert learned.learn(learned.bins(nothing), nothing, accepted([[]]), evidence).tolist() == evidence.tolist()
 
 
 @pytest.mark.parametrize("power", [0.4, 1.0, 2.0])
@@ -93,7 +101,7 @@ def test_the_table_finds_the_truth_and_guesses_where_it_has_seen_nothing(power: 
     log_probs = torch.linspace(-1.2, -0.05, count)
     hit = torch.rand(count, generator=torch.Generator().manual_seed(0)) < (power * log_probs).exp()
     tree = make_tree([Nodes([0, 0], [-1, 0], [0.0, value]) for value in log_probs.tolist()])
-    learned.learn(learned.bins(tree), tree, torch.where(hit, 1, -1)[:, None], torch.zeros(count, 2))
+    learned.learn(learned.bins(tree), tree, accepted([[1 if each else -1] for each in hit.tolist()]), torch.zeros(count, 2))
     learned.refit()
     table = learned.table.exp()
     for p in (0.9, 0.5, 0.2):
@@ -106,7 +114,42 @@ def test_a_request_departs_from_the_others_by_what_it_shows() -> None:
     evidence = torch.zeros(2, 2)
     assert power_of(evidence).tolist() == [1, 1]
     for _ in range(30):
-        evidence = learned.learn(learned.bins(tree), tree, torch.tensor([[1, 2], [-1, -1]]), evidence)
+        evidence = learned.learn(learned.bins(tree), tree, accepted([[1, 2], [-1, -1]]), evidence)
     easy, hard = power_of(evidence).tolist()
     assert easy < 0.8
     assert hard > 1.2
+
+
+def test_what_a_lesser_sibling_adds_is_what_the_best_would_have_missed() -> None:
+    """Of four mismatches two were promoted: half of an exact lesser sibling's hit is its best sibling's."""
+    learned = Learned()
+    tree = make_tree([Nodes([0] * 4, [-1, 0, 0, 2], [0.0, -0.3, -3.0, -3.9])])
+    bins = learned.bins(tree)
+
+    def hits(path: list[int], promoted: list[bool]) -> list[float]:
+        before = learned.counts[1].clone()
+        learned.learn(bins, tree, accepted([path], [promoted]), torch.zeros(1, 2))
+        return (learned.counts[1] - 0.998 * before)[bins[0, 1:]].tolist()
+
+    assert hits([2, -1], [False, False]) == pytest.approx([0, 1, 0], abs=1e-6)  # nothing was ever promoted
+    learned.mismatches = torch.tensor([4.0, 2.0])
+    assert hits([2, -1], [False, False]) == pytest.approx([0.5, 0.5, 0], abs=1e-6)
+    assert hits([1, -1], [False, False]) == pytest.approx([1, 0, 0], abs=1e-6)
+    assert hits([1, -1], [True, False]) == pytest.approx([1, 0, 0], abs=1e-6)
+    assert hits([2, -1], [True, False]) == pytest.approx([0, 1, 0], abs=1e-6)
+
+
+def test_mismatches_are_nodes_whose_children_were_all_wrong() -> None:
+    learned = Learned()
+    tree = make_tree([Nodes([0] * 4, [-1, 0, 0, 1], [0.0, -0.3, -3.0, -0.6])])
+    for path, promoted in (
+        ([1, 3], [False, False]),
+        ([1, 3], [True, False]),
+        ([1, 3], [False, True]),
+        ([1, -1], [True, False]),
+        ([-1, -1], [False] * 2),
+    ):
+        learned.mismatches = torch.tensor([1.0, 0.0])
+        learned.learn(learned.bins(tree), tree, accepted([path], [promoted]), torch.zeros(1, 2))
+        wrong = sum(promoted) + (3 not in path)  # a walk that stops at a node with children stops at a mismatch
+        assert learned.mismatches.tolist() == pytest.approx([0.998 + wrong, sum(promoted)])

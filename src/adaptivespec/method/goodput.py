@@ -87,7 +87,7 @@ class PricedPolicy(PolicyDefaults):
         learned = self.learned(tree.tokens.device)
         bins = learned.bins(tree)
         best = (learned.table[bins[:, 1:].amin(1)] * state.power).exp()  # the likeliest edge's
-        evidence = learned.learn(bins, tree, acceptance.path, state.evidence)
+        evidence = learned.learn(bins, tree, acceptance, state.evidence)
         rar = torch.where(tree.size > 1, torch.lerp(state.rar, best, 0.1), state.rar)
         return dataclasses.replace(state, rar=rar, evidence=evidence, power=power_of(evidence))
 

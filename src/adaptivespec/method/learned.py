@@ -5,6 +5,10 @@ accepted once its parent is: with exact matches a good head is right about itsel
 chance is the product along its path, to the power of its request: more than 1 for a text that is harder than the others. So a child is
 never likelier than its parent.
 
+Under a rule that accepts mismatches an exact match among the lesser siblings takes the place of their best, which would often have been
+promoted and gone on. What a lesser sibling adds is what the best one would have missed, so its hit is booked as the best one's in the share
+of mismatches that were promoted lately. Strict rules promote nothing, and so nothing is moved.
+
 A power is the maximum-likelihood step away from 1. With the sums over the edges tried of
 score = log q (hit - q) / (1 - q) and information = (log q)^2 q / (1 - q), power = 1 + score / (information + prior).
 """
@@ -16,6 +20,7 @@ from itertools import pairwise
 
 import torch
 
+from .acceptance import Acceptance, first_child
 from .tree import DraftTree
 
 BINS = 24
@@ -31,6 +36,7 @@ class Learned:
     Attributes:
         counts: fp32 [2, BINS + 1], edges tried and accepted; the last bin is that of candidates that do not exist.
         table: fp32 [BINS + 1], log of an edge's chance by bin, falling; -inf in the last.
+        mismatches: fp32 [2], nodes with children of which none was exact, and those where one was promoted.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -40,6 +46,7 @@ class Learned:
         self._ends = torch.tensor([*ends[1:], 3e38], device=device)
         self._said = torch.tensor([math.exp(-nats) for nats in middles], device=device)
         self.counts = torch.zeros(2, BINS + 1, device=device)
+        self.mismatches = torch.tensor([_PRIOR, 0.0], device=device)
         self.refit()
 
     def place(self, nats: torch.Tensor) -> torch.Tensor:
@@ -59,20 +66,30 @@ class Learned:
             total = edge + total.gather(1, parents)
         return total
 
-    def learn(self, bins: torch.Tensor, tree: DraftTree, path: torch.Tensor, evidence: torch.Tensor) -> torch.Tensor:
+    def learn(self, bins: torch.Tensor, tree: DraftTree, acceptance: Acceptance, evidence: torch.Tensor) -> torch.Tensor:
         """Count a step; returns the requests' new evidence fp32 [B, 2] (score and information).
 
         Args:
             bins: of the tree.
             tree: as verified.
-            path: int64 [B, D], accepted nodes, -1 for none.
+            acceptance: what came of it.
             evidence: of the requests so far.
         """
-        nodes = tree.tokens.shape[1]
+        nodes, path = tree.tokens.shape[1], acceptance.path
+        parent = tree.parents.clamp(min=0)
+        column = torch.where(path >= 0, path, nodes)
         hit = evidence.new_zeros(len(path), nodes + 1)
-        hit.scatter_(1, torch.where(path >= 0, path, nodes), 1.0)[:, 0].fill_(1.0)
-        tried = hit.gather(1, tree.parents.clamp(min=0)) * tree.drafted  # under the root and under accepted nodes
+        hit.scatter_(1, column, 1.0)[:, 0].fill_(1.0)
+        tried = hit.gather(1, parent) * tree.drafted  # under the root and under accepted nodes
+        promoted = torch.zeros_like(hit).scatter_(1, column, acceptance.promoted.float())[:, :nodes]
         hit = hit[:, :nodes] * tried
+        eldest = first_child(tree, tree.drafted).gather(1, parent)  # a node's best sibling, or the node itself
+        lesser = (eldest != torch.arange(nodes, device=eldest.device)) & tree.drafted
+        exact = hit - promoted
+        moved = exact * lesser * (self.mismatches[1] / self.mismatches[0])
+        hit = (hit - moved).scatter_add(1, eldest.clamp(min=0), moved)
+        decided = (tried * ~lesser).sum()
+        self.mismatches.mul_(_MEMORY).add_(torch.stack([decided - exact.sum(), promoted.sum()]))
         self.counts.mul_(_MEMORY).index_add_(1, bins.flatten(), torch.stack([tried, hit]).flatten(1))
         chance = self.table[bins].exp().clamp(1e-3, 1 - 1e-3)
         log, odds = chance.log() * tried, 1 / (1 - chance)
