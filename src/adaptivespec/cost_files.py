@@ -37,8 +37,10 @@ def from_json(value: Any) -> CostTable:
     if unknown := value.keys() - {"schema", "label", "start", "level", "verify", "fixed", "about"}:
         raise ValueError(f"unknown entry {sorted(unknown)[0]!r}")
     rows = value.get("verify")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and isinstance(row.get("batch"), int) for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and _is_count(row.get("batch")) for row in rows):
         raise ValueError("verify: expected a list of objects with batch, rows and seconds")
+    if len({row["batch"] for row in rows}) < len(rows):
+        raise ValueError("verify: a batch is there twice")
     if not isinstance(label := value.get("label", ""), str):
         raise ValueError("label: expected text")
     verify = {row["batch"]: _curve(row, f"verify of batch {row['batch']}") for row in rows}
@@ -48,15 +50,19 @@ def from_json(value: Any) -> CostTable:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
 
 
 def _curve(value: Any, where: str) -> Curve:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object with rows and seconds")
     rows, seconds = value.get("rows"), value.get("seconds")
-    if not isinstance(rows, list) or not all(isinstance(row, int) and not isinstance(row, bool) for row in rows):
-        raise ValueError(f"{where}: rows are whole numbers")
+    if not isinstance(rows, list) or not all(map(_is_count, rows)):
+        raise ValueError(f"{where}: rows are whole numbers, none of them huge")
     if not isinstance(seconds, list) or not all(map(_is_number, seconds)):
         raise ValueError(f"{where}: seconds are numbers")
     try:

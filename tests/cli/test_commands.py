@@ -81,6 +81,12 @@ def test_calibrate_and_modelled_seconds(
     assert run(["bench", *files, "--arms", "ar", "--limit", "1", "--max-tokens", "1", "--cost-table", "h100-8b"]) == 0  # no step at all
     assert run(["calibrate", *files, "--batch", "1", "--rounds", "1"]) == 0
     assert "verify x1" in capsys.readouterr().out
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert run(["calibrate", *files, "--batch", "1", "--rounds", "1", "--json"]) == 2  # measured, but nowhere to keep it
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verify"]
+    assert "measured, but not kept in" in printed.err
 
 
 def test_bench_over_batch_sizes(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,6 +237,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
         (["--tasks", "gsm8k", "--data", "math500=x.jsonl"], "--data: 'math500' is not among the tasks of this run"),
         (["--tasks", "gsm8k", "--data", "gsm8k=a", "--data", "gsm8k=b"], "--data: gsm8k is given twice"),
         (["--max-tokens", "many"], "--max-tokens: expected a number from 1, or several as gsm8k=200,math500=100, not 'many'"),
+        (["--limit", "9" * 5000], "--limit: expected a number from 1"),
         (["--max-tokens", "0"], "--max-tokens: expected a number from 1, or several as gsm8k=200,math500=100, not '0'"),
         (["--max-tokens", "gsm8k=5,math501=6"], "--max-tokens: 'math501' is not among the tasks of this run; did you mean 'math500'?"),
         (["--arms", "ar; tre"], "unknown arm 'tre'; did you mean 'tree'?"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,28 @@ def test_prompt_lookup_can_be_calibrated(model: LoadedModel) -> None:
     assert calibrate(llm, (1,), nodes=(4,), widths=(1,), rounds=1).start.rows == (1,)
 
 
+def test_contexts_too_short_to_calibrate(model: LoadedModel, tmp_path: Path) -> None:
+    llm = LLM(model, drafter=make_tiny_head(tmp_path / "a"), context_length=2)
+    with pytest.raises(UserError, match="a context of 2 tokens leaves no room to measure what a step costs"):
+        calibrate(llm, (1,), rounds=1)
+    assert not llm.scheduler.running
+    deep = {"policy": "static", "num_steps": 30, "topk": 1, "num_draft_tokens": 31}
+    short = LLM(model, drafter=make_tiny_head(tmp_path / "b", max_positions=40), shapes_for=[deep])
+    table = calibrate(short, (1,), nodes=(4,), widths=(1,), rounds=1)  # prompts as short as the head wants them
+    assert table.level.at(1) > 1e-6
+
+
+def test_a_calibration_of_few_requests_does_not_serve_many(model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    table = CostTable(Curve((1,), (0.1,)), Curve((1,), (0.1,)), {1: Curve((1, 9), (1.0, 2.0))}, 0.1, "of one request")
+    head, goodput = make_tiny_head(tmp_path / "head"), SpeculativeConfig(policy="goodput", margin=None)
+    about = identity(model.decoder, LLM(model, drafter=head).drafter)
+    save(cache_path(about), table, about)
+    monkeypatch.setattr("adaptivespec.engine.llm.calibrate", lambda *_, **__: dataclasses.replace(table, label="measured now"))
+    labels = [LLM(model, drafter=head, speculative=goodput, max_running_requests=slots).costs.known.label for slots in (4, 5)]
+    assert labels == ["of one request", "measured now"]
+
+
 def test_goodput_calibrates_once_or_reads_the_cache(model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     table = CostTable(Curve((1,), (0.1,)), Curve((1,), (0.1,)), {1: Curve((1, 9), (1.0, 2.0))}, 0.1, "measured here")
@@ -219,7 +242,8 @@ def test_goodput_calibrates_once_or_reads_the_cache(model: LoadedModel, tmp_path
     about = identity(model.decoder, llm.drafter)
     save(cache_path(about), table, about)
     assert load_cached(about) == table
-    assert LLM(model, drafter=head, speculative=SpeculativeConfig(policy="goodput")).costs.table == table
+    again = LLM(model, drafter=head, speculative=SpeculativeConfig(policy="goodput"), max_running_requests=2)
+    assert again.costs.table == table
     assert len(calls) == 2
     assert load_cached({**about, "threads": -1}) is None
     cache_path(about).write_text("{")
@@ -262,6 +286,10 @@ def test_files(tmp_path: Path) -> None:
         ({"level": {"rows": [1.5], "seconds": [1]}}, "level: rows are whole numbers"),
         ({"start": {"rows": [2, 1], "seconds": [1, 1]}}, "start: the rows of a cost curve ascend"),
         ({"start": None}, "start: expected an object"),
+        ({"fixed": 10**400}, "fixed: expected seconds"),
+        ({"level": {"rows": [10**400], "seconds": [1]}}, "level: rows are whole numbers"),
+        ({"verify": [{"batch": True, "rows": [1], "seconds": [1]}]}, "verify: expected a list"),
+        ({"verify": [{"batch": 1, "rows": [1], "seconds": [1]}] * 2}, "verify: a batch is there twice"),
     ]:
         with pytest.raises(ValueError, match=message):
             from_json(good | change)

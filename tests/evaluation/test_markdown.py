@@ -12,6 +12,7 @@ from fake_run import FOUR, fake_answer, fake_answers, fake_run, write_run
 
 from adaptivespec.cli.main import run as command
 from adaptivespec.errors import UserError
+from adaptivespec.evaluation import figures
 from adaptivespec.evaluation.analysis import analyse
 from adaptivespec.evaluation.markdown import BEGIN, END, markdown, splice, troubles
 
@@ -66,6 +67,31 @@ def test_a_page_from_two_runs(folders: tuple[Path, Path], tmp_path: Path, capsys
     again = page.read_text()
     assert command(["report", str(answers), "--speed", str(speed), "--markdown", str(page)]) == 0
     assert page.read_text() == again
+
+
+def test_speed_of_one_task_is_not_shown_as_anothers(tmp_path: Path) -> None:
+    accuracy, pace = analyse(*quality()), fake_run(FOUR, {"gsm8k": 5}, batch=1)
+    speed = analyse(pace, fake_answers(pace, 1))
+    assert figures._speed(speed, "gsm8k", "margin") is not None
+    assert figures._speed(speed, "math500", "margin") is None
+    assert figures._speed(speed, "all", "margin") is None
+    assert set(figures.figures(accuracy, speed)) == set(figures.figures(accuracy))
+    for draw in figures.figures(accuracy, speed).values():
+        assert figures.png(draw).startswith(b"\x89PNG")
+
+
+def test_an_unfinished_measurement_of_speed_says_so() -> None:
+    run, answers = timed()
+    text = markdown((quality()[0], analyse(*quality())), (run, analyse(run, answers[:-3])), {}, "adaptivespec report here")
+    assert "**Not finished: 3 answers of the run that measured speed are missing.**" in text
+
+
+def test_a_bar_in_a_label_ends_no_cell() -> None:
+    run = fake_run("ar; goodput_shapes:shapes=1/4/4|5/4/8", {"gsm8k": 4})
+    text = markdown((run, analyse(run, fake_answers(run))), None, {}, "adaptivespec report here")
+    rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("| `")]
+    assert any("goodput_shapes" in row for row in rows)
+    assert {row.count("|") for row in rows} <= {9, 12}
 
 
 def test_every_number_of_a_table_is_the_analysis() -> None:
@@ -132,6 +158,8 @@ def test_what_does_not_fit_is_one_line(folders: tuple[Path, Path], tmp_path: Pat
     mine.write_text("my own notes")
     assert "mine.md: no lines '<!-- numbers: begin -->'" in refused("--markdown", str(mine))
     assert mine.read_text() == "my own notes"
+    assert "expected a file such as " in refused("--markdown", str(tmp_path / "results"))
+    assert not (tmp_path / "results").exists()
     assert "its folder is missing or read-only" in refused("--markdown", str(tmp_path / "no" / "page.md"))
     assert "--json prints the numbers of one run and writes nothing" in refused("--json", "--markdown", str(mine))
     assert "holds no evaluation" in refused("--speed", str(tmp_path / "nothing"))

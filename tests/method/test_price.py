@@ -55,3 +55,15 @@ def test_a_loss_is_counted_against_the_rows_of_others() -> None:
             if not price.rests:
                 price.book(StepTotals(1 + others, 4 + others, 1 + others, (1,), 1, 4, 1, True))
         assert price.rests is rests, others
+
+
+def test_others_pay_for_their_own_drafts() -> None:
+    """One of 16 requests whose drafts are good does not rest because 15 others drafted too, under other settings."""
+    together = CostModel(CostTable(Curve((1, 16), (0.1, 1.6)), Curve((1,), (0.0,)), {16: Curve((16, 64), (1.0, 1.4))}, 0.0), follows=False)
+    price = Price(together, 16, 16)
+    for _ in range(100):
+        price.book(StepTotals(16, 64, 16 + 24, (16,), 1, 4, 2, True))
+    assert not price.rests
+    for _ in range(100):
+        price.book(StepTotals(16, 64, 16 + 24, (16,), 1, 4, 0, True))
+    assert price.rests

@@ -36,6 +36,16 @@ def test_a_row_has_the_same_bits_in_any_company(doubling: Linear) -> None:
 
 
 @packs
+def test_two_rows_or_more_round_alike_where_the_inner_dimension_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "DOUBLED_BYTES", 0)
+    wide = Linear(torch.randn(128, 4864, dtype=torch.bfloat16))
+    x = torch.randn(17, 4864, dtype=torch.bfloat16)
+    whole = wide(x)
+    for rows in (2, 3, 4, 8):
+        assert torch.equal(wide(x[:rows]), whole[:rows])
+
+
+@packs
 def test_rows_with_gaps(doubling: Linear) -> None:
     x, residual = torch.randn(7, 2 * IN, dtype=torch.bfloat16), torch.randn(7, 2 * OUT, dtype=torch.bfloat16)
     assert torch.equal(doubling(x[:, :IN], residual[:, :OUT]), doubling(x[:, :IN].contiguous(), residual[:, :OUT].contiguous()))

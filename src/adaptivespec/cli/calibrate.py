@@ -51,12 +51,15 @@ def calibrate(
         task = progress.add_task("measuring", total=num_steps(sizes, rounds=rounds))
         label = f"{about['processor']}, {about['threads']} threads, {about['dtype']}, measured {datetime.date.today()}"
         table = measure(llm, sizes, rounds=rounds, label=label, on_step=lambda: progress.advance(task))
-    path = cache_path(about)
-    save(path, table, about)
     if json:
         typer.echo(o.to_json(to_json(table, about)))
     else:
         Console().print(as_table(table))
+    path = cache_path(about)
+    try:
+        save(path, table, about)
+    except OSError as error:
+        raise UserError(f"measured, but not kept in {path}: {error.strerror}; give it back with --cost-table after --json > FILE") from None
     aside(f"kept in {path}")
 
 

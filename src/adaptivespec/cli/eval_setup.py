@@ -101,7 +101,7 @@ def parse_counts(flag: str, text: str | None, names: Sequence[str]) -> dict[str,
     texts = [part.strip() for part in text.split(",")]
     given = dict.fromkeys(names, texts[0]) if len(texts) == 1 and "=" not in texts[0] else by_task(flag, texts, names)
     for value in given.values():
-        if not (value.isascii() and value.isdigit() and int(value) > 0):
+        if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0):
             raise UserError(f"{flag}: expected a number from 1, or several as gsm8k=200,math500=100, not {text!r}")
     return {name: int(value) for name, value in given.items()}
 

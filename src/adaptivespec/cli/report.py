@@ -98,6 +98,8 @@ def write_markdown(
     """Write the Markdown file and, in a folder of its name beside it, its figures. Raises UserError for a file without markers."""
     from ..evaluation.markdown import markdown, splice
 
+    if not path.suffix:
+        raise UserError(f"--markdown {path}: expected a file such as {path}.md; its figures go into a folder {path.name}")
     try:
         old = path.read_text("utf-8") if path.exists() else None
     except (OSError, UnicodeDecodeError):

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import SamplingParams, SpeculativeConfig
+from ..drafters.ngram import NGram
+from ..errors import UserError
 from ..method.acceptance import Acceptance
 from ..method.costs import CostTable, Curve
 from ..method.policy import PolicyDefaults, PolicyState, Root
@@ -89,10 +91,15 @@ def calibrate(
         nodes, widths, rounds: see `sweep`; how often each shape has its turn.
         label: of the table.
         on_step: called after each step, for a progress bar; there are `num_steps` of them.
+
+    Raises:
+        UserError: contexts too short for it.
     """
     records: list[StepRecord] = []
     for batch in batches:
         records += _run(llm, batch, _Turns(sweep(batch, nodes, widths), rounds), on_step)
+    if not isinstance(llm.drafter, NGram) and not any(len(record.draft_rows) > 1 for record in records):  # a lookup may find nothing
+        raise UserError("the drafter drafted no second level, so what one costs is not known: its context is too short")
     return fit(records, label)
 
 
@@ -104,7 +111,8 @@ def num_steps(batches: Sequence[int], nodes: Sequence[int] = NODES, widths: Sequ
 def _run(llm: LLM, batch: int, policy: _Turns, on_step: Callable[[], None] | None) -> list[StepRecord]:
     """A record of every step but the first of `batch` requests in step with each other."""
     vocab, generator = llm.model.config.vocab_size, random.Random(batch)
-    length = max(1, min(PROMPT, llm.context_length // 4))
+    room = min(llm.context_length, getattr(llm.drafter, "length", llm.context_length))  # a head's context may be the shorter one
+    length = max(1, min(PROMPT, room // 4))
     records: list[StepRecord] = []
     steps = len(policy.turns)
     running: list[Request] = []
@@ -122,6 +130,8 @@ def _run(llm: LLM, batch: int, policy: _Turns, on_step: Callable[[], None] | Non
                 for request in running:
                     request.policy, request.state = policy, state
                 llm.step()  # the prompts
+                if all(request.finish_reason is not None for request in running):
+                    raise UserError(f"a context of {llm.context_length} tokens leaves no room to measure what a step costs")
                 continue
             llm.step()
             steps -= 1
@@ -181,6 +191,7 @@ def identity(decoder: Decoder, drafter: object) -> dict[str, Any]:
         "drafter": type(drafter).__name__,
         "drafter_layers": getattr(draft, "num_layers", None),
         "drafter_hidden": getattr(draft, "hidden_size", None),
+        "drafter_intermediate": getattr(draft, "intermediate_size", None),
         "drafter_vocabulary": getattr(drafter, "draft_vocab", getattr(draft, "vocab_size", None)),
     }
 

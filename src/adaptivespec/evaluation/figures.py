@@ -187,8 +187,8 @@ def _bars(analysis: Analysis, theme: Theme) -> Figure:
 
 
 def _speed(speed: Analysis, task: str, arm: str) -> Interval | None:
-    """Throughput on a task, or on all where the run of speed did not have it: relative to plain decoding where that is there."""
-    cell = speed.cell(task if task in speed.groups else speed.groups[0], arm)
+    """Throughput on a task, relative to plain decoding where that is there; None where the run of speed did not have the task."""
+    cell = speed.cell(task, arm)
     if cell is None or not cell.tokens_per_second:
         return None
     if speed.plain is None:

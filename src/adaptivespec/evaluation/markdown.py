@@ -50,6 +50,7 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
     shown = [
         f"Made by `{_relative(command)}`; {_size(analysis)}.",
         _unfinished(analysis),
+        _unfinished(speed, "of the run that measured speed ") if timed else "",
         "## Accuracy",
         *(_of_group(group, _quality(analysis, group)) for group in analysis.groups),
         ABOUT_QUALITY.format(reference=f"`{analysis.reference}`" if analysis.reference else "nothing, as no arm is strict"),
@@ -120,8 +121,8 @@ def _size(analysis: Analysis) -> str:
     return ", ".join(f"{name}: {count} questions" for name, count in counts.items())
 
 
-def _unfinished(analysis: Analysis) -> str:
-    return f"**Not finished: {analysis.missing} answers are missing.**" if analysis.missing else ""
+def _unfinished(analysis: Analysis, whose: str = "") -> str:
+    return f"**Not finished: {analysis.missing} answers {whose}are missing.**" if analysis.missing else ""
 
 
 def _of_group(group: str, table: str) -> str:
@@ -129,7 +130,8 @@ def _of_group(group: str, table: str) -> str:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [names, ["---", *["--:"] * (len(names) - 1)], *rows]
+    cells = [[cell.replace("\\|", "|").replace("|", "\\|") for cell in row] for row in (names, *rows)]  # a bar of its own ends a cell
+    lines = [cells[0], ["---", *["--:"] * (len(names) - 1)], *cells[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -113,7 +113,7 @@ class CostModel:
     draft: float = 1.0
     verify: float = 1.0
     rest: float = 1.0
-    _curves: dict[tuple[str, int, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
+    _curves: dict[tuple[str, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def known(self) -> CostTable:
@@ -142,15 +142,12 @@ class CostModel:
     def rows_beyond(self, batch: int, base: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tabled seconds that 1, 2, ... rows more than `base` add to a verify, before the factor `verify`."""
 
-        def added(most: int) -> list[float]:
-            least = self.known.verify_at(batch, base)
-            return [self.known.verify_at(batch, base + more) - least for more in range(1, most + 1)]
-
-        return self._dense(("verify", batch, base), count, device, added)
+        curve = self._dense(("verify", batch), base + 1 + count, device, lambda most: [self.known.verify_at(batch, n) for n in range(most)])
+        return curve[base + 1 :] - curve[base]
 
     def levels_of(self, rows: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tabled seconds of a draft forward for 1, 2, ... requests of so many rows each, before the factor `draft`."""
-        return self._dense(("level", rows, 0), count, device, lambda most: [self.known.level.at(rows * n) for n in range(1, most + 1)])
+        return self._dense(("level", rows), count, device, lambda most: [self.known.level.at(rows * n) for n in range(1, most + 1)])
 
     def observe(self, draft_rows: Sequence[int], rows: int, batch: int, seconds: tuple[float, float, float]) -> None:
         """Follow the load: fold one step's seconds of draft, verify and rest in."""
@@ -163,7 +160,7 @@ class CostModel:
         ]
         self.draft, self.verify, self.rest = moved
 
-    def _dense(self, key: tuple[str, int, int], count: int, device: torch.device, values: Callable[[int], list[float]]) -> torch.Tensor:
+    def _dense(self, key: tuple[str, int], count: int, device: torch.device, values: Callable[[int], list[float]]) -> torch.Tensor:
         """The first `count` values of a curve, copied to the device once per size: a copy from the host cannot be captured in a graph."""
         curve = self._curves.get((*key, device))
         if curve is None or len(curve) < count:

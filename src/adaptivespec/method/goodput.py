@@ -29,9 +29,9 @@ _REFIT = 16  # steps between two fits of the learned table, after as many fits a
 class PricedPolicy(PolicyDefaults):
     """What policies share that know acceptance, costs and the price of a second.
 
-    Per request the state holds the evidence of its power (`learned`) and the running chance of its best first token (`rar`). Table, price
-    and pauses belong to all requests and are kept here, so one object serves one acceptance rule, and `update` is never captured in a
-    graph. The rest of a batch, requests of other policies, is taken to be as in the last step.
+    Per request the state holds the evidence of its power (`learned`) and the running chance of the likeliest edge of its trees (`rar`).
+    Table, price and pauses belong to all requests and are kept here, so one object serves one acceptance rule, and `update` is never
+    captured in a graph. The rest of a batch, requests of other policies, is taken to be as in the last step.
 
     Args:
         costs: what steps cost; it may be filled later, before the first step.

@@ -49,7 +49,8 @@ class Price:
             self._left = max(0, self._left - 1)
             return
         undrafted = self.costs.verifying(step.requests, step.rows - step.own_rows + step.own_requests)
-        gain = step.accepted - price * (draft + verify - undrafted)
+        share = step.own_requests / step.draft_rows[0] if step.draft_rows else 0.0  # others drafted too: they pay for themselves
+        gain = step.accepted - price * (share * draft + verify - undrafted)
         if self._pause and gain > 0:  # a good probe
             self._gain, self._pause = _CREDIT * self.requests, 0
         self._gain += (gain - self._gain) / (HORIZON / 2)
