@@ -267,6 +267,10 @@ def test_rules_do_not_share_what_they_taught(model: LoadedModel, tmp_path: Path)
     policies = [llm.submit(PROMPTS[0], PARAMS, speculative=wish)[0].policy for wish in wishes]
     assert len({id(policy) for policy in policies[:3]}) == 3
     assert policies[3] is policies[4]
+    for n in range(100):  # requests may bring settings of their own without end
+        [request] = llm.submit(PROMPTS[0], PARAMS, speculative={"policy": "goodput", "margin": 0.1 + n / 1000})
+        llm.abort(request)
+    assert len(llm._policies) <= 64
 
 
 def test_files(tmp_path: Path) -> None:

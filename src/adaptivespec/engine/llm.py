@@ -41,6 +41,8 @@ DEFAULT_CONTEXT = 4096
 ROOM = TreeShape(16, 10, 64)
 """Room is made for requests that bring trees up to this size, whatever the defaults; it costs a few rows of cache per slot."""
 
+_KEPT = 64  # policies, and rules: requests may bring settings of their own without end
+
 
 class LLM:
     """A target model with a drafter. Not thread-safe.
@@ -345,6 +347,8 @@ class LLM:
         more = {"rule", *RULE_SETTINGS} if config.policy in ("goodput", "goodput_shapes") else set()
         key = config.model_dump_json(include={"policy", *POLICY_SETTINGS, *more})
         if key not in self._policies:
+            if len(self._policies) >= _KEPT:
+                self._policies.clear()
             self._policies[key] = build_policy(config, self.costs)
         return self._policies[key]
 
@@ -372,6 +376,8 @@ class LLM:
         own = RULE_SETTINGS - {"margin", "guards", "budget", "budget_per_100", "max_promotions"}
         key = config.effective_rule + config.model_dump_json(include=set(own))
         if key not in self._rules:
+            if len(self._rules) >= _KEPT:
+                self._rules.clear()
             self._rules[key] = build_rule(config)
         return self._rules[key]
 
