@@ -110,8 +110,7 @@ def test_a_level_more_is_drafted_if_and_only_if_it_pays(data, verify: list[float
         return max(sum(ranked[:n]) - price * (curve.at(1 + n) - curve.at(1)) for n in range(len(ranked) + 1))
 
     frontier = sorted((c for c, d in zip(chance[1:], depth[1:], strict=True) if d == tree.levels), reverse=True)[:width]
-    r = 0.5 * (state.rar.item() + (frontier[0] if frontier else 0.0) ** (1 / tree.levels))
-    predicted = [c * r * (1 - r) ** j for c in frontier for j in range(width)]
+    predicted = [c * chance for c in frontier for chance in slow_brood(state.rar.item(), width)]
     gain = most(chance[1:] + predicted) - most(chance[1:])
     going = policy.keep_going(state, tree, torch.tensor([9])).item()
     if abs(gain - price * level) > 1e-4:
@@ -123,7 +122,7 @@ def test_requests_compete_for_rows_and_levels() -> None:
     """Rows are dear: the sure request gets them all, and goes on alone; when they are free both do."""
     tree = make_tree([Nodes([0] * 3, [-1, 0, 1], [0.0, -0.01, -0.02]), Nodes([0] * 3, [-1, 0, 1], [0.0, -2.0, -4.0])])
     dear, free = Goodput(model([1 + 0.5 * n for n in range(10)], 0.01)), Goodput(model([1.0] * 10, 1e-4))
-    state = dear.initial(2)
+    state = dataclasses.replace(dear.initial(2), rar=torch.tensor([0.9, 0.9]))
     at_price(dear, 2, 1.2)
     assert dear.prune(state, tree, torch.tensor([9, 9])).tolist() == [[True, True], [False, False]]
     assert dear.keep_going(state, tree, torch.tensor([9, 9])).tolist() == [True, False]
@@ -182,12 +181,17 @@ def test_it_rests_by_the_size_of_the_batch() -> None:
 # --- among shapes -----------------------------------------------------------------------------------------------------------------
 
 
+def slow_brood(r: float, width: int) -> list[float]:
+    """A node's children before anything was learned of lesser siblings."""
+    return [r, *((1 - r) * 0.5**j for j in range(1, width))]
+
+
 def slow_expected(first: list[float], r: float, shape: TreeShape) -> float:
     """The best nodes of the predicted tree, grown level by level."""
     frontier = first[: shape.topk]
     found = list(frontier)
     for _ in range(shape.num_steps - 1):
-        children = [c * r * (1 - r) ** j for c in frontier for j in range(shape.topk)]
+        children = [c * chance for c in frontier for chance in slow_brood(r, shape.topk)]
         found += children
         frontier = sorted(children, reverse=True)[: shape.topk]
     return sum(sorted(found, reverse=True)[: shape.num_draft_tokens - 1])
@@ -211,7 +215,7 @@ def test_the_shape_equals_brute_force(requests: list[tuple[float, float]], verif
     table = policy.costs.known
     worths = []
     for s, shape in enumerate(policy.reachable()):
-        slow = [slow_expected(own, 0.5 * (rar + own[0]), shape) for own, rar in zip(first, state.rar.tolist(), strict=True)]
+        slow = [slow_expected(own, rar, shape) for own, rar in zip(first, state.rar.tolist(), strict=True)]
         assert expected[:, s].tolist() == pytest.approx(slow, abs=1e-4)
         level = (shape.num_steps - 1) * table.level.at(batch * shape.topk)
         worths.append(sum(slow) - price * (table.verify_at(batch, batch * shape.num_draft_tokens) + level))

@@ -80,18 +80,24 @@ def accepted(paths: list[list[int]], promoted: list[list[bool]] | None = None) -
     return Acceptance(path, (path >= 0).sum(1), torch.zeros(len(path), dtype=torch.int64), lossy, lossy.double())
 
 
+def teach(learned: Learned, tree: DraftTree, acceptance: Acceptance, evidence: torch.Tensor | None = None) -> torch.Tensor:
+    """Learn a step; the new evidence."""
+    evidence = torch.zeros(len(tree.size), 2) if evidence is None else evidence
+    return learned.learn(learned.bins(tree), tree, acceptance, evidence, torch.ones(len(tree.size)))[0]
+
+
 def test_only_tried_edges_count() -> None:
     """Those under the root and under accepted nodes."""
     learned = Learned()
     tree = make_tree([Nodes([0] * 5, [-1, 0, 0, 1, 2], [0.0, -0.3, -2.0, -0.6, -6.0])])
     bins = learned.bins(tree)
-    evidence = learned.learn(bins, tree, accepted([[1, -1]]), torch.zeros(1, 2))
+    evidence = teach(learned, tree, accepted([[1, -1]]))
     tried, hits = learned.counts
     assert (tried.sum().item(), hits.sum().item()) == (3, 1)
     assert tried[bins[0, 4]] == 0
     assert evidence[0, 1] > 0
     nothing = DraftTree.root_only(torch.tensor([1]))
-    assert learned.learn(learned.bins(nothing), nothing, accepted([[]]), evidence).tolist() == evidence.tolist()
+    assert teach(learned, nothing, accepted([[]]), evidence).tolist() == evidence.tolist()
 
 
 @pytest.mark.parametrize("power", [0.4, 1.0, 2.0])
@@ -101,7 +107,7 @@ def test_the_table_finds_the_truth_and_guesses_where_it_has_seen_nothing(power: 
     log_probs = torch.linspace(-1.2, -0.05, count)
     hit = torch.rand(count, generator=torch.Generator().manual_seed(0)) < (power * log_probs).exp()
     tree = make_tree([Nodes([0, 0], [-1, 0], [0.0, value]) for value in log_probs.tolist()])
-    learned.learn(learned.bins(tree), tree, accepted([[1 if each else -1] for each in hit.tolist()]), torch.zeros(count, 2))
+    teach(learned, tree, accepted([[1 if each else -1] for each in hit.tolist()]))
     learned.refit()
     table = learned.table.exp()
     for p in (0.9, 0.5, 0.2):
@@ -114,7 +120,7 @@ def test_a_request_departs_from_the_others_by_what_it_shows() -> None:
     evidence = torch.zeros(2, 2)
     assert power_of(evidence).tolist() == [1, 1]
     for _ in range(30):
-        evidence = learned.learn(learned.bins(tree), tree, accepted([[1, 2], [-1, -1]]), evidence)
+        evidence = teach(learned, tree, accepted([[1, 2], [-1, -1]]), evidence)
     easy, hard = power_of(evidence).tolist()
     assert easy < 0.8
     assert hard > 1.2
@@ -128,7 +134,7 @@ def test_what_a_lesser_sibling_adds_is_what_the_best_would_have_missed() -> None
 
     def hits(path: list[int], promoted: list[bool]) -> list[float]:
         before = learned.counts[1].clone()
-        learned.learn(bins, tree, accepted([path], [promoted]), torch.zeros(1, 2))
+        teach(learned, tree, accepted([path], [promoted]))
         return (learned.counts[1] - 0.998 * before)[bins[0, 1:]].tolist()
 
     assert hits([2, -1], [False, False]) == pytest.approx([0, 1, 0], abs=1e-6)  # nothing was ever promoted
@@ -150,6 +156,38 @@ def test_mismatches_are_nodes_whose_children_were_all_wrong() -> None:
         ([-1, -1], [False] * 2),
     ):
         learned.mismatches = torch.tensor([1.0, 0.0])
-        learned.learn(learned.bins(tree), tree, accepted([path], [promoted]), torch.zeros(1, 2))
+        teach(learned, tree, accepted([path], [promoted]))
         wrong = sum(promoted) + (3 not in path)  # a walk that stops at a node with children stops at a mismatch
         assert learned.mismatches.tolist() == pytest.approx([0.998 + wrong, sum(promoted)])
+
+
+def test_what_lesser_siblings_bring_is_learned_by_rank() -> None:
+    """Node 1 has two siblings, nodes 2 and 5, and two children, nodes 3 and 4."""
+    learned = Learned()
+    tree = make_tree([Nodes([0] * 6, [-1, 0, 0, 1, 1, 0], [0.0, -0.3, -2.0, -0.6, -1.6, -2.5])])
+    assert learned.brood(torch.tensor([0.6]), 4)[0].tolist() == pytest.approx([0.6, 0.2, 0.1, 0.05])
+    assert learned.brood(torch.tensor([0.6]), 1)[0].tolist() == pytest.approx([0.6])
+    for path in [[5, -1], [-1, -1], [-1, -1], [2, -1], [1, 4], [1, 3]] * 200:
+        teach(learned, tree, accepted([path]))
+    learned.refit()
+    tried, hits = learned.spare_counts
+    assert (tried[2:-1] == 0).all()
+    assert hits[0] / tried[0] == pytest.approx(2 / 5, abs=0.01)  # nodes 2 and 4: the best missed five times in six, twice they hit
+    assert hits[1] / tried[1] == pytest.approx(1 / 3, abs=0.01)  # node 5: both others missed three times in six, once it hit
+    children = learned.brood(torch.tensor([0.4]), 20)[0]
+    assert children[:3].tolist() == pytest.approx([0.4, 0.6 * 2 / 5, 0.6 * 3 / 5 / 3], abs=0.01)
+    assert (children[9:] == 0).all()
+    assert children.sum() <= 1
+
+
+def test_the_running_chance_is_that_of_best_children_that_were_reached() -> None:
+    tree = make_tree([Nodes([0] * 5, [-1, 0, 0, 1, 2], [0.0, math.log(0.5), math.log(0.25), math.log(0.45), math.log(0.01)])])
+
+    def mean(path: list[int], power: float = 1.0) -> float:
+        bins = Learned().bins(tree)
+        return Learned().learn(bins, tree, accepted([path]), torch.zeros(1, 2), torch.tensor([power]))[1].item()
+
+    assert mean([-1, -1]) == pytest.approx(0.5, abs=0.03)
+    assert mean([1, -1]) == pytest.approx((0.5 + 0.9) / 2, abs=0.03)
+    assert mean([2, -1]) == pytest.approx((0.5 + 0.04) / 2, abs=0.03)
+    assert mean([-1, -1], power=2.0) == pytest.approx(mean([-1, -1]) ** 2, rel=1e-4)

@@ -29,7 +29,7 @@ _REFIT = 16  # steps between two fits of the learned table, after as many fits a
 class PricedPolicy(PolicyDefaults):
     """What policies share that know acceptance, costs and the price of a second.
 
-    Per request the state holds the evidence of its power (`learned`) and the running chance of the likeliest edge of its trees (`rar`).
+    Per request the state holds the evidence of its power (`learned`) and the running chance of the best child of a node (`rar`).
     Table, price and pauses belong to all requests and are kept here, so one object serves one acceptance rule, and `update` is never
     captured in a graph. The rest of a batch, requests of other policies, is taken to be as in the last step.
 
@@ -86,8 +86,7 @@ class PricedPolicy(PolicyDefaults):
             return state
         learned = self.learned(tree.tokens.device)
         bins = learned.bins(tree)
-        best = (learned.table[bins[:, 1:].amin(1)] * state.power).exp()  # the likeliest edge's
-        evidence = learned.learn(bins, tree, acceptance, state.evidence)
+        evidence, best = learned.learn(bins, tree, acceptance, state.evidence, state.power)
         rar = torch.where(tree.size > 1, torch.lerp(state.rar, best, 0.1), state.rar)
         return dataclasses.replace(state, rar=rar, evidence=evidence, power=power_of(evidence))
 
@@ -102,8 +101,7 @@ class Goodput(PricedPolicy):
 
     - `prune`: the nodes of all requests, sorted by acceptance probability, S_n the sum of the best n: n maximises S_n - price * verify(n),
       looked for over all n, because costs need not be convex. The best n never hold a child without its parent.
-    - `keep_going`: the next level's candidates are predicted: the j-th best child of a frontier node has its probability times
-      r (1 - r)^j, with r the mean of what the level's best path shows per level and of the request's running chance. The gain is what
+    - `keep_going`: the next level's candidates are predicted from the request's running chance (`Learned.brood`). The gain is what
       `prune`'s maximum would rise by. Requests share it by the predicted probability that they add, and as many go on as pay.
 
     Args:
@@ -131,8 +129,8 @@ class Goodput(PricedPolicy):
         batch, width = len(num_steps), self.shape.topk
         chance = self.log_chances(state, tree)[:, 1:].exp()
         frontier = torch.where(tree.depth[:, 1:] == tree.levels, chance, 0.0).topk(min(width, chance.shape[1]), 1).values
-        onward = 0.5 * (state.rar + frontier[:, 0] ** (1 / tree.levels))
-        children = (frontier[:, :, None] * siblings(onward, width)[:, None, :]).flatten(1)
+        brood = self.learned(frontier.device).brood(state.rar, width)
+        children = (frontier[:, :, None] * brood[:, None, :]).flatten(1)
         both = torch.cat([chance, children], 1)
         without = torch.nn.functional.pad(chance, (0, children.shape[1]))
         ranked = torch.stack([without, both]).flatten(1).sort(1, descending=True).values[:, : batch * (self.shape.num_draft_tokens - 1)]
@@ -165,11 +163,6 @@ class Goodput(PricedPolicy):
         """fp32 [..., M]: S_n - price * (verify(n) - verify(0)) for n from 1 of falling probabilities; -inf from the first that is 0."""
         worth = ranked.cumsum(-1) - self._added_by_rows(own, ranked.shape[-1], ranked.device)
         return torch.where(ranked > 0, worth, -math.inf)
-
-
-def siblings(onward: torch.Tensor, width: int) -> torch.Tensor:
-    """fp32 [B, K]: r (1 - r)^j for r [B]: the j-th best child is right where the better ones are not."""
-    return onward[:, None] * (1 - onward)[:, None] ** torch.arange(width, device=onward.device)
 
 
 def _first(order: torch.Tensor, count: torch.Tensor) -> torch.Tensor:

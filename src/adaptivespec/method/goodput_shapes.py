@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .costs import CostModel
-from .goodput import PricedPolicy, siblings
+from .goodput import PricedPolicy
 from .policy import PolicyState, Root
 from .tree import TreeShape
 
@@ -16,8 +16,7 @@ from .tree import TreeShape
 class GoodputShapes(PricedPolicy):
     """The shape whose predicted tree brings the most tokens - price * seconds; all requests of a batch get the same.
 
-    The tree is predicted from the root's candidates: the j-th best child of a node has its probability times r (1 - r)^j, r the mean of
-    the likeliest candidate's chance and of the request's running one.
+    The tree is predicted from the root's candidates and, below them, the request's running chance (`Learned.brood`).
 
     Args:
         costs, probe: see `PricedPolicy`.
@@ -55,7 +54,7 @@ class GoodputShapes(PricedPolicy):
         edges = learned.table[learned.place(-root.log_probs[:, : self._topk])]
         first = (edges * state.power[:, None]).exp()
         first = torch.nn.functional.pad(first, (0, self._topk - first.shape[1]))
-        onward = siblings(0.5 * (state.rar + first[:, 0]), self._topk)[:, None, None, :]
+        onward = learned.brood(state.rar, self._topk)[:, None, None, :]
         allowed = torch.arange(self._topk, device=first.device) < topk[:, None]  # bool [S, K]
         frontier = torch.where(allowed, first[:, None], 0.0)
         found = [frontier]

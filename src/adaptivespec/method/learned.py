@@ -9,6 +9,10 @@ Under a rule that accepts mismatches an exact match among the lesser siblings ta
 promoted and gone on. What a lesser sibling adds is what the best one would have missed, so its hit is booked as the best one's in the share
 of mismatches that were promoted lately. Strict rules promote nothing, and so nothing is moved.
 
+What deeper levels will bring is foretold from means alone, because neither the confidence of the path so far nor that of the root says
+anything about the next token: the best child of a node is accepted as often as those that were reached lately and, where it misses, its
+siblings as often as learned for their rank.
+
 A power is the maximum-likelihood step away from 1. With the sums over the edges tried of
 score = log q (hit - q) / (1 - q) and information = (log q)^2 q / (1 - q), power = 1 + score / (information + prior).
 """
@@ -24,6 +28,7 @@ from .acceptance import Acceptance, first_child
 from .tree import DraftTree
 
 BINS = 24
+RANKS = 8  # siblings behind the best that are told apart; later ones hardly ever hit
 DEEPEST = 7.0  # nats: 1 in 1,100, less than any row is worth
 _WORD = 8.0  # edges tried per bin that the prior counts as
 _PRIOR, _OWN_PRIOR = 8.0, 24.0  # information that a power of 1 counts as, of all requests and of one
@@ -37,6 +42,8 @@ class Learned:
         counts: fp32 [2, BINS + 1], edges tried and accepted; the last bin is that of candidates that do not exist.
         table: fp32 [BINS + 1], log of an edge's chance by bin, falling; -inf in the last.
         mismatches: fp32 [2], nodes with children of which none was exact, and those where one was promoted.
+        spare_counts: fp32 [2, RANKS + 1], by rank behind the best sibling: tried where all better ones missed, and accepted; others last.
+        spare: fp32 [RANKS], the chance of those siblings where the best missed.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -47,6 +54,7 @@ class Learned:
         self._said = torch.tensor([math.exp(-nats) for nats in middles], device=device)
         self.counts = torch.zeros(2, BINS + 1, device=device)
         self.mismatches = torch.tensor([_PRIOR, 0.0], device=device)
+        self.spare_counts = torch.zeros(2, RANKS + 1, device=device)
         self.refit()
 
     def place(self, nats: torch.Tensor) -> torch.Tensor:
@@ -66,14 +74,26 @@ class Learned:
             total = edge + total.gather(1, parents)
         return total
 
-    def learn(self, bins: torch.Tensor, tree: DraftTree, acceptance: Acceptance, evidence: torch.Tensor) -> torch.Tensor:
-        """Count a step; returns the requests' new evidence fp32 [B, 2] (score and information).
+    def brood(self, best: torch.Tensor, width: int) -> torch.Tensor:
+        """fp32 [B, width]: the chances of a node's children, best first, when the best has the chance `best` [B]."""
+        shares = torch.nn.functional.pad(self.spare, (0, max(0, width - 1 - RANKS)))[: width - 1]
+        return torch.cat([best[:, None], (1 - best)[:, None] * shares], 1)
+
+    def learn(
+        self, bins: torch.Tensor, tree: DraftTree, acceptance: Acceptance, evidence: torch.Tensor, power: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count a step.
 
         Args:
             bins: of the tree.
             tree: as verified.
             acceptance: what came of it.
             evidence: of the requests so far.
+            power: theirs.
+
+        Returns:
+            their new evidence fp32 [B, 2] (score and information), and fp32 [B], the mean chance of the best children of the nodes that
+            were reached (not a number in a tree of its root alone).
         """
         nodes, path = tree.tokens.shape[1], acceptance.path
         parent = tree.parents.clamp(min=0)
@@ -91,10 +111,16 @@ class Learned:
         decided = (tried * ~lesser).sum()
         self.mismatches.mul_(_MEMORY).add_(torch.stack([decided - exact.sum(), promoted.sum()]))
         self.counts.mul_(_MEMORY).index_add_(1, bins.flatten(), torch.stack([tried, hit]).flatten(1))
+        better = (parent[:, None] == parent[:, :, None]).tril(-1) & tree.drafted[:, None]  # [B, N, N]: of a node's siblings
+        missed = tried * lesser * (1 - (better * hit[:, None]).sum(2))
+        rank = torch.where(lesser, (better.sum(2) - 1).clamp(max=RANKS), RANKS)
+        self.spare_counts.mul_(_MEMORY).index_add_(1, rank.flatten(), torch.stack([missed, hit * lesser]).flatten(1))
+        best = tried * ~lesser
+        mean = ((self.table[bins] * power[:, None]).exp() * best).sum(1) / best.sum(1)
         chance = self.table[bins].exp().clamp(1e-3, 1 - 1e-3)
         log, odds = chance.log() * tried, 1 / (1 - chance)
         new = torch.stack([(log * (hit - chance) * odds).sum(1), (log * log * chance * odds).sum(1)], 1)
-        return torch.where(tree.drafted.any(1, keepdim=True), _OWN_MEMORY * evidence + new, evidence)
+        return torch.where(tree.drafted.any(1, keepdim=True), _OWN_MEMORY * evidence + new, evidence), mean
 
     def refit(self) -> None:
         """Make the table from the counts, over a prior: the drafter's word to the power that all edges together suggest."""
@@ -107,6 +133,9 @@ class Learned:
         prior = self._said**power
         table = falling((hits + _WORD * prior) / (tried + _WORD), tried + _WORD).log()
         self.table = torch.cat([table, torch.full_like(table[:1], -math.inf)])
+        tried, hits = self.spare_counts[:, :RANKS]
+        hazard = (hits + _WORD / 2) / (tried + _WORD)
+        self.spare = hazard * torch.cat([torch.ones_like(hazard[:1]), (1 - hazard).cumprod(0)[:-1]])
 
 
 def power_of(evidence: torch.Tensor) -> torch.Tensor:
