@@ -32,6 +32,7 @@ def main() -> None:
         dtype="bfloat16",
         max_model_len=1024,
         max_num_seqs=1,
+        gpu_memory_utilization=0.3,  # of the CPU's memory there; the default refuses a machine that does anything else
         enforce_eager=True,
         disable_log_stats=False,  # the counters below belong to them
         speculative_config={"method": "eagle3", "model": args.head, "num_speculative_tokens": args.num_steps},
