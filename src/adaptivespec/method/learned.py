@@ -9,9 +9,9 @@ Under a rule that accepts mismatches an exact match among the lesser siblings ta
 promoted and gone on. What a lesser sibling adds is what the best one would have missed, so its hit is booked as the best one's in the share
 of mismatches that were promoted lately. Strict rules promote nothing, and so nothing is moved.
 
-What deeper levels will bring is foretold from means alone, because neither the confidence of the path so far nor that of the root says
-anything about the next token: the best child of a node is accepted as often as those that were reached lately and, where it misses, its
-siblings as often as learned for their rank.
+What deeper levels will bring is foretold from means alone, since the confidence of the path so far told nothing more where we looked: the
+best child of a node is accepted as often as those that were reached lately and, where it misses, its siblings as often as learned for
+their rank.
 
 A power is the maximum-likelihood step away from 1. With the sums over the edges tried of
 score = log q (hit - q) / (1 - q) and information = (log q)^2 q / (1 - q), power = 1 + score / (information + prior).
@@ -104,17 +104,18 @@ class Learned:
         promoted = torch.zeros_like(hit).scatter_(1, column, acceptance.promoted.float())[:, :nodes]
         hit = hit[:, :nodes] * tried
         eldest = first_child(tree, tree.drafted).gather(1, parent)  # a node's best sibling, or the node itself
-        lesser = (eldest != torch.arange(nodes, device=eldest.device)) & tree.drafted
+        better = (parent[:, None] == parent[:, :, None]).tril(-1) & tree.drafted[:, None]  # [B, N, N]: of a node's siblings
+        rank = better.sum(2) * tree.drafted
+        lesser = rank > 0
         exact = hit - promoted
         moved = exact * lesser * (self.mismatches[1] / self.mismatches[0])
         hit = (hit - moved).scatter_add(1, eldest.clamp(min=0), moved)
         decided = (tried * ~lesser).sum()
         self.mismatches.mul_(_MEMORY).add_(torch.stack([decided - exact.sum(), promoted.sum()]))
         self.counts.mul_(_MEMORY).index_add_(1, bins.flatten(), torch.stack([tried, hit]).flatten(1))
-        better = (parent[:, None] == parent[:, :, None]).tril(-1) & tree.drafted[:, None]  # [B, N, N]: of a node's siblings
         missed = tried * lesser * (1 - (better * hit[:, None]).sum(2))
-        rank = torch.where(lesser, (better.sum(2) - 1).clamp(max=RANKS), RANKS)
-        self.spare_counts.mul_(_MEMORY).index_add_(1, rank.flatten(), torch.stack([missed, hit * lesser]).flatten(1))
+        place = torch.where(lesser, (rank - 1).clamp(max=RANKS), RANKS)
+        self.spare_counts.mul_(_MEMORY).index_add_(1, place.flatten(), torch.stack([missed, hit * lesser]).flatten(1))
         best = tried * ~lesser
         mean = ((self.table[bins] * power[:, None]).exp() * best).sum(1) / best.sum(1)
         chance = self.table[bins].exp().clamp(1e-3, 1 - 1e-3)
