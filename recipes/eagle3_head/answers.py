@@ -9,7 +9,6 @@ and random numbers depend on a prompt's index and position only, it gives the an
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import time
@@ -24,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adaptivespec.models.decoder import Decoder
 from adaptivespec.models.kv_cache import make_block
 
-from .config import AnswerConfig, PromptConfig, Run, command, config_json, write_atomic
+from .config import AnswerConfig, PromptConfig, Run, command, config_json, read_rows, write_atomic
 from .store import Answer, answered, chunk_bytes, write_chunk
 
 LOOP_TAIL, LOOP_PERIOD = 64, 24  # an answer whose last 64 tokens repeat with a period of at most 24 is ended
@@ -225,7 +224,7 @@ def main() -> None:
     write_atomic(run.folder / "answers_config.json", config_json(config))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for source, folder in ((run.heldout, run.heldout_answers), (run.prompts, run.answers)):
-        rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+        rows = read_rows(source)
         prompts = [encode_chat(tokenizer, [{"role": "user", "content": row["prompt"]}]) for row in rows]
         used = AnswerConfig(**{**config.__dict__, "greedy_share": 1.0, "batch_size": 32}) if source == run.heldout else config
         with Progress(*columns, refresh_per_second=1) as progress:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from adaptivespec.errors import UserError
 
@@ -144,6 +145,11 @@ def write_atomic(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may write the same file
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
+
+
+def read_rows(path: Path) -> list[Any]:
+    """The objects of a JSON-lines file. Lines end at newlines alone: JSON leaves U+2028 and its like as they are inside strings."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def config_json(config: object) -> str:

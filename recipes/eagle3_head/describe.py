@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .answers import is_looping
-from .config import AnswerConfig, Run, command
+from .config import AnswerConfig, Run, command, read_rows
 from .store import Answer, chunk_files, read_answers
 from .train import load_heldout
 
@@ -71,7 +71,7 @@ def main() -> None:
 
     run = Run(args.out)
     target, _ = open_checkpoint(resolve_model(args.model).path)
-    kinds = [json.loads(line)["kind"] for line in run.prompts.read_text(encoding="utf-8").splitlines()]
+    kinds = [row["kind"] for row in read_rows(run.prompts)]
     config = AnswerConfig(**json.loads((run.folder / "answers_config.json").read_text(encoding="utf-8")))
     out: dict[str, Any] = describe_answers(read_answers(chunk_files(run.answers)), kinds, config, set(target.eos_token_ids))
     if run.checkpoint.exists():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from . import topics as T
-from .config import PromptConfig, Run, command, write_atomic
+from .config import PromptConfig, Run, command, read_rows, write_atomic
 
 HELDOUT_PROMPTS = Path(__file__).with_name("heldout_prompts.jsonl")
 STEP_BY_STEP = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -45,8 +45,7 @@ def normalise(text: str) -> str:
 def load_texts(path: Path) -> list[str]:
     """The prompt texts of a JSON-lines file with a field prompt, question, problem, turns or messages."""
     texts = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows(path):
         for key in ("prompt", "question", "problem"):
             if isinstance(row.get(key), str):
                 texts.append(row[key])

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from adaptivespec.models.architecture import ModelConfig
 from adaptivespec.models.rotary import Rotary
 
-from .config import HeadConfig, Run, TrainConfig, command
+from .config import HeadConfig, Run, TrainConfig, command, read_rows
 from .export import check_exportable
 from .head import Batch, Head, soft_cross_entropy
 from .metrics import ChainAccuracy
@@ -317,7 +317,7 @@ def evaluate_head(
 
 def load_heldout(run: Run) -> dict[str, list[Answer]]:
     """Held-out answers by kind."""
-    kinds = [json.loads(line)["kind"] for line in run.heldout.read_text(encoding="utf-8").splitlines()] if run.heldout.exists() else []
+    kinds = [row["kind"] for row in read_rows(run.heldout)] if run.heldout.exists() else []
     out: dict[str, list[Answer]] = defaultdict(list)
     for answer in read_answers(chunk_files(run.heldout_answers)):
         out[kinds[answer.index]].append(answer)
@@ -404,7 +404,7 @@ def main() -> None:
     prompts: list[list[int]] = []
     if not run.checkpoint.exists():
         tokenizer = model.load_tokenizer()
-        texts = [json.loads(line)["prompt"] for line in run.prompts.read_text(encoding="utf-8").splitlines()]
+        texts = [row["prompt"] for row in read_rows(run.prompts)]
         prompts = [encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in texts]
     tables = (decoder.embedding, rows, decoder.norm.weight)
     target, device, eos = model.config, decoder.device, set(model.config.eos_token_ids)

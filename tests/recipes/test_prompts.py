@@ -72,3 +72,11 @@ def test_same_seed_same_prompts(built: tuple[list[dict[str, str]], list[dict[str
     config = PromptConfig(total=50, heldout_each=5)
     assert build(config, path) == build(config, path)
     assert build(config, path) != build(PromptConfig(total=50, heldout_each=5, seed=1), path)
+
+
+def test_separators_inside_strings_do_not_end_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    path.write_text(
+        json.dumps({"question": "one\u2028two\x85three"}, ensure_ascii=False) + "\n\n" + json.dumps({"turns": ["four"]}), encoding="utf-8"
+    )
+    assert load_texts(path) == ["one\u2028two\x85three", "four"]
