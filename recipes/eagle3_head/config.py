@@ -69,7 +69,8 @@ class TrainConfig:
     learning_rate: float = 1.5e-3
     lm_head_rate: float = 0.2  # relative: the rows start as the target's own, and overfit first
     weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.95  # of Muon, which trains the matrices
+    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW, which trains the output rows and the norms
     clip: float = 1.0
     hard_weight: float = 0.3  # share of one-hot argmax labels in the targets; the rest is the target's distribution
     feature_noise: float = 0.1  # uniform noise on the features of training rows, in standard deviations: against overfitting

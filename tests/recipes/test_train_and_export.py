@@ -55,9 +55,9 @@ def test_killed_and_resumed_equals_uninterrupted(trained: Trainer, answered_run:
 
 def test_training_reduces_the_loss(answered_run: Path, tmp_path: Path, decoder: Decoder) -> None:
     shutil.copytree(answered_run, tmp_path / "run")
-    config = TrainConfig(steps=30, decay_steps=10, warmup_steps=2, batch_size=8, unroll=2, learning_rate=1e-2, lm_head_rate=1.0)
+    config = TrainConfig(steps=60, decay_steps=10, warmup_steps=2, batch_size=8, unroll=2, learning_rate=1e-2, lm_head_rate=1.0)
     trainer = make(decoder, tmp_path / "run", config)
-    losses = [trainer.train_step()[0] for _ in range(30)]
+    losses = [trainer.train_step()[0] for _ in range(60)]
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
