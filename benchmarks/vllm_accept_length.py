@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=160)
     args = parser.parse_args()
-    texts = [json.loads(line)["prompt"] for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+    lines = args.prompts.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other separators
+    texts = [json.loads(line)["prompt"] for line in lines if line.strip()]
     from vllm import LLM, SamplingParams
 
     llm = LLM(
