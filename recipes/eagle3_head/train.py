@@ -140,6 +140,7 @@ class Trainer:
         ]
         self.average = {name: p.detach().clone() for name, p in self.head.named_parameters()}
         self.step, self.seconds, self.tokens_seen = 0, 0.0, 0
+        self.loss_average: float | None = None
         self.epoch, self.position, self.files = -1, 0, list[str]()
         self.batches: list[list[Answer]] = []
         if state:
@@ -174,6 +175,7 @@ class Trainer:
             "train_config": asdict(self.config),
             "counters": [self.step, self.epoch, self.position, self.tokens_seen],
             "seconds": self.seconds,
+            "loss_average": self.loss_average,
             "files": self.files,
         }
         partial = self.run.checkpoint.with_suffix(".partial")
@@ -188,7 +190,7 @@ class Trainer:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step, self.epoch, self.position, self.tokens_seen = state["counters"]
-        self.seconds, self.files = state["seconds"], state["files"]
+        self.seconds, self.loss_average, self.files = state["seconds"], state["loss_average"], state["files"]
         if self.epoch >= 0:
             self._load_epoch()
 
@@ -344,7 +346,6 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
     first = trainer.rank == 0  # the process that writes
     quiet = quiet or not first
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    loss_average: float | None = None
     with (
         Progress(*columns, console=Console(quiet=quiet), refresh_per_second=1) as progress,
         trainer.run.log.open("a", encoding="utf-8") as log,
@@ -354,12 +355,12 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
             started = time.monotonic()
             loss, accuracy = trainer.train_step(watch=(trainer.step + 1) % 20 == 0)
             trainer.seconds += time.monotonic() - started
-            loss_average = loss if loss_average is None else 0.97 * loss_average + 0.03 * loss
+            trainer.loss_average = loss if trainer.loss_average is None else 0.97 * trainer.loss_average + 0.03 * loss
             finished = trainer.step == last
             if first and (trainer.step % 20 == 0 or finished):
                 row: dict[str, object] = {
                     "step": trainer.step,
-                    "loss": round(loss_average, 4),
+                    "loss": round(trainer.loss_average, 4),
                     "batch_accuracy": [round(x, 3) for x in accuracy],
                     "seconds": round(trainer.seconds),
                     "tokens_seen": trainer.tokens_seen,
@@ -369,7 +370,9 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 speed = trainer.tokens_seen / max(trainer.seconds, 1e-9)
-                progress.update(bar, completed=trainer.step, description=f"loss {loss_average:.3f} epoch {trainer.epoch} {speed:.0f} tok/s")
+                progress.update(
+                    bar, completed=trainer.step, description=f"loss {trainer.loss_average:.3f} epoch {trainer.epoch} {speed:.0f} tok/s"
+                )
             if trainer.step % c.checkpoint_steps == 0 or finished:
                 trainer.save()
             if first and heldout and (trainer.step % c.evaluate_steps == 0 or finished):

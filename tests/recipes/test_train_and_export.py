@@ -14,6 +14,7 @@ from recipes.eagle3_head.evaluate import ExportedHead, stretched
 from recipes.eagle3_head.export import check_exportable, export, public_config
 from recipes.eagle3_head.head import Batch, soft_cross_entropy
 from recipes.eagle3_head.metrics import ChainAccuracy
+from recipes.eagle3_head.plot import read_log
 from recipes.eagle3_head.store import chunk_files, read_answers
 from recipes.eagle3_head.train import Trainer, draft_vocabulary, load_heldout, read_weights, train
 from safetensors.torch import load_file
@@ -51,6 +52,14 @@ def test_killed_and_resumed_equals_uninterrupted(trained: Trainer, answered_run:
     for name, value in trained.average.items():
         assert torch.equal(trainer.average[name], value), name
     assert trainer.tokens_seen == trained.tokens_seen
+
+
+def test_log_of_a_resumed_run_goes_on(trained: Trainer, answered_run: Path, tmp_path: Path, decoder: Decoder) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(answered_run, folder)
+    for until in (3, None):
+        train(make(decoder, folder), {}, until=until, quiet=True)
+    assert read_log(folder / "train_log.jsonl")[0][-1]["loss"] == read_log(trained.run.log)[0][-1]["loss"]
 
 
 def test_training_reduces_the_loss(answered_run: Path, tmp_path: Path, decoder: Decoder) -> None:
