@@ -373,13 +373,13 @@ def train(trainer: Trainer, heldout: dict[str, list[Answer]], until: int | None 
                 progress.update(
                     bar, completed=trainer.step, description=f"loss {trainer.loss_average:.3f} epoch {trainer.epoch} {speed:.0f} tok/s"
                 )
-            if trainer.step % c.checkpoint_steps == 0 or finished:
-                trainer.save()
             if first and heldout and (trainer.step % c.evaluate_steps == 0 or finished):
                 result = {kind: trainer.evaluate(answers).summary() for kind, answers in heldout.items()}
                 log.write(json.dumps({"step": trainer.step, "tokens_seen": trainer.tokens_seen, "heldout": result}) + "\n")
                 log.flush()
                 progress.console.print(f"step {trainer.step}: " + json.dumps(result))
+            if trainer.step % c.checkpoint_steps == 0 or finished:  # after the evaluation, which a kill in between would otherwise lose
+                trainer.save()
 
 
 @command

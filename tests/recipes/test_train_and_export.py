@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,6 +61,21 @@ def test_log_of_a_resumed_run_goes_on(trained: Trainer, answered_run: Path, tmp_
     for until in (3, None):
         train(make(decoder, folder), {}, until=until, quiet=True)
     assert read_log(folder / "train_log.jsonl")[0][-1]["loss"] == read_log(trained.run.log)[0][-1]["loss"]
+
+
+def test_kill_during_the_last_evaluation_loses_none(
+    answered_run: Path, tmp_path: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(answered_run, folder)
+    config = replace(TRAIN, steps=6, checkpoint_steps=3, evaluate_steps=6)
+    heldout = {"general": list(read_answers(chunk_files(folder / "answers")))[:2]}
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(make(decoder, folder, config), heldout, quiet=True)
+    train(make(decoder, folder, config), heldout, quiet=True)
+    assert [row["step"] for row in read_log(folder / "train_log.jsonl")[1]] == [6]
 
 
 def test_training_reduces_the_loss(answered_run: Path, tmp_path: Path, decoder: Decoder) -> None:
