@@ -188,6 +188,7 @@ def identity(decoder: Decoder, drafter: object) -> dict[str, Any]:
         "hidden": config.hidden_size,
         "vocabulary": config.vocab_size,
         "bytes": decoder.num_bytes,
+        "linear": decoder.lm_head.kernel,
         "drafter": type(drafter).__name__,
         "drafter_layers": getattr(draft, "num_layers", None),
         "drafter_hidden": getattr(draft, "hidden_size", None),
