@@ -102,9 +102,14 @@ def test_without_a_compiler_the_linear_is_another(tmp_path: Path, environment: d
 def test_a_cache_that_cannot_be_written_or_holds_rubbish(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    out, err = kernel_in_new_process(blocked).communicate(timeout=120)
-    assert out.strip() in ("onednn", "torch")
-    assert not err
+    assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() == "stream"
+    [built] = (tmp_path / "adaptivespec" / "kernels").iterdir()
+    assert kernel_in_new_process(tmp_path, CC="no-such-compiler").communicate(timeout=120)[0].strip() == "stream"
+    built.write_bytes(b"rubbish")
+    for cache in (blocked, tmp_path):
+        out, err = kernel_in_new_process(cache).communicate(timeout=120)
+        assert out.strip() in ("onednn", "torch")
+        assert not err
 
 
 @runs

@@ -12,12 +12,15 @@ typedef uint16_t bf16;
 enum {
     LANES = 16,        // outputs of one register
     VECTORS = 4,       // registers side by side
-    PANEL = LANES * VECTORS,
+    PANEL = LANES * VECTORS,  // as in stream.py
     ROWS = 6,          // rows whose sums fit in the registers beside four of weights
     AHEAD = 1024,      // bytes; farther was slower
 };
 
-int supported(void) { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16"); }
+int supported(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512bf16");
+}
 
 static inline __m512 widen(const bf16 *from, __mmask16 mask) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));

@@ -24,8 +24,9 @@ PANEL = 64  # outputs side by side, as in stream.c
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """[out, in] -> [ceil(out / 64), in / 2, 64, 2], the order in which the kernel reads."""
     out, inner = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, -out % PANEL))
-    return padded.view(-1, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
+    if out % PANEL:
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, -out % PANEL))
+    return weight.reshape(-1, PANEL, inner // 2, 2).transpose(1, 2).contiguous()
 
 
 def unpack(packed: torch.Tensor, out: int) -> torch.Tensor:
@@ -96,14 +97,14 @@ def _compiled() -> Path:
     Raises:
         OSError, subprocess.SubprocessError: no compiler, or none that can.
     """
-    compiler = shutil.which(os.environ.get("CC") or "cc")
-    if compiler is None:
-        raise OSError("no C compiler")
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
     home = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "adaptivespec" / "kernels"
     path = folder / f"stream-{key}.so"
     if not path.exists():
+        compiler = shutil.which(os.environ.get("CC") or "cc")
+        if compiler is None:
+            raise OSError("no C compiler")
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built, linked = Path(scratch) / "stream.o", Path(scratch) / "stream.so"
