@@ -20,7 +20,7 @@ import torch
 from adaptivespec import LLM, SamplingParams
 from adaptivespec.engine.transformers_model import as_transformers
 from adaptivespec.evaluation.prompts import load_prompts
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 
 
 def median_ms(run: Callable[[], Any], count: int) -> float:
@@ -42,7 +42,7 @@ def verify_cost(llm: LLM, context: int, rows: list[int], rounds: int) -> dict[in
     @torch.inference_mode()
     def step(n: int) -> None:
         visible = torch.ones(1, n, n, dtype=torch.bool).tril() if n > 1 else None
-        block = make_block([0], [context], [context], [n], visible, decoder.dtype, device)
+        block = Block([0], [context], [context], [n], visible)
         tokens, positions = torch.arange(n, device=device) + 100, torch.arange(context, context + n, device=device)
         hidden, _ = decoder.forward(tokens, positions, cache, block, aux_layers=decoder.config.aux_layers if n > 1 else ())
         decoder.logits(hidden).max(-1)

@@ -17,8 +17,9 @@ from collections.abc import Callable
 
 import torch
 
-from adaptivespec.models import stream
 from adaptivespec.models.linear import can_prepack
+from adaptivespec.models.native import ops
+from adaptivespec.models.native.build import library
 
 SHAPES = {"q, k, v": (1152, 896, 24), "attention's output": (896, 896, 24), "gate and up": (9728, 896, 24), "down": (896, 4864, 24)}
 SHAPES |= {"head": (151936, 896, 1)}
@@ -31,13 +32,13 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,6,8,12,16,32,128")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    if stream.library() is None or not can_prepack():
+    if library() is None or not can_prepack():
         sys.exit("error: this CPU, torch or compiler runs only one of the two")
     mkldnn = torch.ops.mkldnn
     ours, theirs, num_bytes = {}, {}, 0
     for name, (out, inner, count) in SHAPES.items():
         weights = [torch.randn(out, inner).mul_(0.02).bfloat16() for _ in range(count)]
-        ours[name] = [stream.pack(weight) for weight in weights]
+        ours[name] = [ops.pack(weight) for weight in weights]
         theirs[name] = [mkldnn._reorder_linear_weight(weight, 1) for weight in weights]
         num_bytes += sum(weight.numel() * 2 for weight in weights)
     found = {}
@@ -53,7 +54,7 @@ def main() -> None:
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in SHAPES}
         for _ in range(args.rounds):
             for name, (out, inner, _) in SHAPES.items():
-                first = pass_over(name, lambda x, w, out=out: stream.linear(x, w, out, None, None), ours, x[inner])
+                first = pass_over(name, lambda x, w, out=out: ops.linear(x, w, out, None, None), ours, x[inner])
                 second = pass_over(name, lambda x, w: mkldnn._linear_pointwise(x, w, None, "none", [], ""), theirs, x[inner])
                 times[name].append((first, second))
         parts = {name: [round(statistics.median(each), 2) for each in zip(*pairs, strict=True)] for name, pairs in times.items()}

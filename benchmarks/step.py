@@ -27,7 +27,7 @@ from adaptivespec.drafters.eagle3 import Eagle3
 from adaptivespec.models import decoder as decoder_module
 from adaptivespec.models import kv_cache
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from adaptivespec.models.linear import Linear
 from adaptivespec.models.norm import RMSNorm
 from adaptivespec.models.rotary import Rotary
@@ -82,7 +82,7 @@ class Bench:
         """Decoder, head and choice for so many new rows of one request."""
         decoder, context = self.decoder, self.context
         visible = torch.ones(1, rows, rows, dtype=torch.bool).tril() if rows > 1 else None
-        block = make_block([0], [context], [context], [rows], visible, decoder.dtype, decoder.device)
+        block = Block([0], [context], [context], [rows], visible)
         hidden, _ = decoder.forward(torch.arange(rows) + 100, torch.arange(context, context + rows), self.cache, block)
         decoder.logits(hidden).max(-1)
 
@@ -92,7 +92,7 @@ class Bench:
         drafter, context = self.drafter, self.context
         assert drafter is not None
         visible = torch.eye(rows, dtype=torch.bool)[None] if rows > 1 else None
-        block = make_block([0], [context], [context], [rows], visible, drafter.dtype, drafter.device)
+        block = Block([0], [context], [context], [rows], visible)
         hidden = torch.ones(rows, drafter.hidden_size, dtype=drafter.dtype)
         drafter._top(drafter._run(torch.arange(rows) + 100, hidden, torch.full((rows,), context), block), rows)
 

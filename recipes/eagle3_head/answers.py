@@ -21,7 +21,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 
 from .config import AnswerConfig, PromptConfig, Run, command, config_json, read_rows, write_atomic
 from .store import Answer, answered, chunk_bytes, write_chunk
@@ -98,7 +98,7 @@ class Answerer:
         width = max(counts)
         visible = torch.ones(width, width, dtype=torch.bool, device=decoder.device).tril().expand(len(slots), width, width)
         zeros = [0] * len(slots)
-        block = make_block(slots, zeros, zeros, counts, visible, decoder.dtype, decoder.device)
+        block = Block(slots, zeros, zeros, counts, visible)
         tokens = torch.tensor([t for _, ids in prompts for t in ids], device=decoder.device)
         positions = torch.cat([torch.arange(count, device=decoder.device) for count in counts])
         hidden, features = decoder.forward(tokens, positions, self.cache, block, aux_layers=decoder.config.aux_layers)
@@ -114,7 +114,7 @@ class Answerer:
         # Free slots run along on row 0, so that the slots stay neighbours and attention reads the cache without a copy.
         starts = [len(slot.tokens) - 1 if slot else 0 for slot in self.slots]
         everyone = list(range(len(self.slots)))
-        block = make_block(everyone, starts, starts, [1] * len(everyone), None, decoder.dtype, decoder.device)
+        block = Block(everyone, starts, starts, [1] * len(everyone), None)
         tokens = torch.tensor([slot.tokens[-1] if slot else 0 for slot in self.slots], device=decoder.device)
         hidden, features = decoder.forward(
             tokens, torch.tensor(starts, device=decoder.device), self.cache, block, aux_layers=decoder.config.aux_layers

@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import UserError, nearest
 from .method.costs import CostTable, Curve
+from .user_cache import user_cache
 
 SCHEMA = "adaptivespec-costs-1"
 """Changes whenever an older file would be misread: those in the cache are then measured anew."""
@@ -99,11 +100,9 @@ def save(path: Path, table: CostTable, about: dict[str, Any]) -> None:
 
 
 def cache_path(about: dict[str, Any]) -> Path:
-    """Where a calibration is kept: $XDG_CACHE_HOME (~/.cache) / adaptivespec / costs / KEY.json, the key of schema and identity."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(home) if os.path.isabs(home) else Path.home() / ".cache"  # the specification ignores relative paths
+    """Where a calibration is kept: costs / KEY.json in the user's cache, the key of schema and identity."""
     key = hashlib.sha256(json.dumps([SCHEMA, about], sort_keys=True).encode()).hexdigest()[:20]
-    return folder / "adaptivespec" / "costs" / f"{key}.json"
+    return user_cache() / "costs" / f"{key}.json"
 
 
 def load_cached(about: dict[str, Any]) -> CostTable | None:

@@ -13,7 +13,7 @@ from adaptivespec.drafters.draft_model import DraftModel
 from adaptivespec.errors import UserError
 from adaptivespec.method.policy import Static
 from adaptivespec.method.tree import TreeShape
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from adaptivespec.models.loading import LoadedModel, load_model
 from drafters.slow_draft_model import SlowDraftModel
 from drafters.tree_paths import paths
@@ -145,7 +145,7 @@ def test_one_object_serves_one_llm(target: LoadedModel, folder: Path) -> None:
 def test_a_disturbed_model_drafts_well_for_the_undisturbed_one(target: LoadedModel, tmp_path: Path) -> None:
     noisy = load_model(make_tiny_model("llama", tmp_path, noise=DRAFT_NOISE), "fp32").decoder
     tokens = torch.randint(2, 128, (300,))
-    block = make_block([0], [0], [0], [300], torch.ones(1, 300, 300, dtype=torch.bool).tril(), torch.float32, tokens.device)
+    block = Block([0], [0], [0], [300], torch.ones(1, 300, 300, dtype=torch.bool).tril())
     choices = []
     for decoder in (target.decoder, noisy):
         hidden, _ = decoder.forward(tokens, torch.arange(300), decoder.new_cache(1, 300), block)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from tiny_heads import make_tiny_head
 
 HEADS, KV_HEADS, DIM, EPS = 4, 2, 16, 1e-6  # those of make_tiny_head
@@ -17,8 +17,8 @@ HEADS, KV_HEADS, DIM, EPS = 4, 2, 16, 1e-6  # those of make_tiny_head
 
 def features_of(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     """The target's features [n, 3H] of a whole text, from one forward."""
-    n, device = len(tokens), decoder.device
-    block = make_block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril(), decoder.dtype, device)
+    n = len(tokens)
+    block = Block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril())
     layers = decoder.config.aux_layers
     features = decoder.forward(torch.tensor(tokens), torch.arange(n), decoder.new_cache(1, n), block, layers)[1]
     assert features is not None

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.method.costs import CostTable, Curve
-from adaptivespec.models.loading import LoadedModel
+from adaptivespec.models.loading import LoadedModel, load_model
+from adaptivespec.models.native.build import library
 from engine.fakes import ReferenceDrafter
 from tiny_heads import make_tiny_head
-from tiny_models import VOCAB
+from tiny_models import VOCAB, make_tiny_model
 
 STATIC = [(3, 4, 4), (3, 1, 4), (5, 4, 8), (6, 8, 16), (7, 10, 60), (15, 1, 16), (1, 1, 2), (2, 3, 5)]
 OFF = SpeculativeConfig(policy="off", margin=None)
@@ -121,6 +122,26 @@ def test_random_shapes_hits_and_batches(model: LoadedModel, data: st.DataObject)
     drafter = ReferenceDrafter(answers, VOCAB, data.draw(st.floats(0, 1)), data.draw(st.integers(0, 99)))
     llm = LLM(model, drafter=drafter, speculative=config, max_running_requests=data.draw(st.integers(1, 5)))
     assert [o.token_ids for o in llm.generate(PROMPTS, params)] == list(answers.values())
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def bf16_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A tiny target of each family in bf16, with heads of 32 that our kernels take."""
+    overrides = {} if request.param == "qwen3" else {"hidden_size": 128}
+    return load_model(make_tiny_model(request.param, tmp_path_factory.mktemp(request.param), **overrides), "bf16")
+
+
+@pytest.mark.skipif(library() is None, reason="no kernels of ours here: elsewhere a bf16 row's bits depend on the rows beside it")
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("params", SAMPLING[:2], ids=lambda p: f"T{p.temperature}s{p.seed}")
+@pytest.mark.parametrize("config", [CONFIGS[2], CONFIGS[4], ADAPTIVE, GOODPUT], ids=lambda c: f"{c.policy}-{c.shape}")
+def test_bf16_with_our_kernels(bf16_model: LoadedModel, config: SpeculativeConfig, slots: int, params: SamplingParams) -> None:
+    llm = with_reference(bf16_model, params, hit=0.8, seed=slots, slots=slots)
+    outputs = llm.generate(PROMPTS, params, speculative=config)
+    assert [o.token_ids for o in outputs] == plain(bf16_model, PROMPTS, params)
+    assert max(r.num_accepted for o in outputs for r in o.records) > 1
+    whole, chunked = (LLM(bf16_model, prefill_chunk=chunk).generate([list(range(2, 90))], params)[0] for chunk in (512, 7))
+    assert whole.token_ids == chunked.token_ids
 
 
 def test_plain_equals_transformers_greedy(any_model: LoadedModel) -> None:

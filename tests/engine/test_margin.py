@@ -11,7 +11,7 @@ import torch
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.engine.request import RequestOutput
 from adaptivespec.method.noise import gumbel
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from adaptivespec.models.loading import LoadedModel
 from engine.fakes import ReferenceDrafter
 from tiny_models import EOS, VOCAB
@@ -24,7 +24,7 @@ def scores_along(model: LoadedModel, output: RequestOutput, temperature: float, 
     """Scores [T, V] that plain decoding has before each generated token, from one forward over the whole answer."""
     ids = [*output.prompt_token_ids, *output.token_ids]
     n, decoder = len(ids), model.decoder
-    block = make_block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril(), torch.float32, torch.device("cpu"))
+    block = Block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril())
     hidden, _ = decoder.forward(torch.tensor(ids), torch.arange(n), decoder.new_cache(1, n), block)
     first = len(output.prompt_token_ids)
     logits = decoder.logits(hidden)[first - 1 : n - 1]

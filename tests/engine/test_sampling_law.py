@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 
 from adaptivespec import LLM, SamplingParams, SpeculativeConfig
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from adaptivespec.models.loading import LoadedModel
 from tiny_heads import make_tiny_head
 from tiny_models import VOCAB
@@ -24,7 +24,7 @@ def next_distribution(model: LoadedModel, contexts: list[list[int]], temperature
     decoder, n = model.decoder, len(contexts[0])
     count = len(contexts)
     visible = torch.ones(n, n, dtype=torch.bool).tril().expand(count, n, n)
-    block = make_block(list(range(count)), [0] * count, [0] * count, [n] * count, visible, torch.float32, torch.device("cpu"))
+    block = Block(list(range(count)), [0] * count, [0] * count, [n] * count, visible)
     tokens, positions = torch.tensor(contexts).flatten(), torch.arange(n).repeat(count)
     hidden, _ = decoder.forward(tokens, positions, decoder.new_cache(count, n), block)
     return (decoder.logits(hidden.view(count, n, -1)[:, -1]).double() / temperature).softmax(-1)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from adaptivespec.models import linear as linear_module
-from adaptivespec.models import stream
 from adaptivespec.models.linear import Linear, can_prepack
+from adaptivespec.models.native import ops
 from adaptivespec.models.norm import RMSNorm
 
 OUT, IN = 640, 192
@@ -19,7 +19,7 @@ packs = pytest.mark.skipif(not can_prepack(), reason="this CPU or torch has no p
 def doubling(monkeypatch: pytest.MonkeyPatch) -> Linear:
     """A linear that runs two rows as four."""
     monkeypatch.setattr(linear_module, "DOUBLED_BYTES", 0)
-    monkeypatch.setattr(stream, "library", lambda: None)
+    monkeypatch.setattr(ops, "library", lambda: None)
     return Linear(torch.randn(OUT, IN, dtype=torch.bfloat16), torch.randn(OUT, dtype=torch.bfloat16))
 
 
@@ -40,7 +40,7 @@ def test_a_row_has_the_same_bits_in_any_company(doubling: Linear) -> None:
 @packs
 def test_two_rows_or_more_round_alike_where_the_inner_dimension_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "DOUBLED_BYTES", 0)
-    monkeypatch.setattr(stream, "library", lambda: None)
+    monkeypatch.setattr(ops, "library", lambda: None)
     wide = Linear(torch.randn(128, 4864, dtype=torch.bfloat16))
     x = torch.randn(17, 4864, dtype=torch.bfloat16)
     whole = wide(x)

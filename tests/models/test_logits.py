@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 from adaptivespec.models.loading import load_model
 from tiny_models import FAMILIES, VOCAB
 
@@ -17,10 +17,10 @@ def logits(decoder: Decoder, ids: torch.Tensor, prefill: int) -> torch.Tensor:
     """Logits [len(ids), V]: the first `prefill` rows in one forward, the others one by one."""
     cache = decoder.new_cache(1, len(ids))
     causal = torch.ones(1, prefill, prefill, dtype=torch.bool).tril()
-    block = make_block([0], [0], [0], [prefill], causal, decoder.dtype, decoder.device)
+    block = Block([0], [0], [0], [prefill], causal)
     rows = [decoder.forward(ids[:prefill], torch.arange(prefill), cache, block)[0]]
     for i in range(prefill, len(ids)):
-        block = make_block([0], [i], [i], [1], None, decoder.dtype, decoder.device)
+        block = Block([0], [i], [i], [1], None)
         rows.append(decoder.forward(ids[i : i + 1], torch.tensor([i]), cache, block)[0])
     return decoder.logits(torch.cat(rows))
 

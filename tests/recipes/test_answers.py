@@ -11,7 +11,7 @@ from recipes.eagle3_head.store import Answer, chunk_files, read_answers, write_c
 from tiny_target import ANSWERS, EOS
 
 from adaptivespec.models.decoder import Decoder
-from adaptivespec.models.kv_cache import make_block
+from adaptivespec.models.kv_cache import Block
 
 
 def by_index(folder: Path) -> dict[int, Answer]:
@@ -23,7 +23,7 @@ def test_rows_are_the_targets_own(answered_run: Path, decoder: Decoder) -> None:
     greedy = 0
     for a in by_index(answered_run / "answers").values():
         n, p = len(a.tokens), a.prompt_length
-        block = make_block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril(), torch.float32, torch.device("cpu"))
+        block = Block([0], [0], [0], [n], torch.ones(1, n, n, dtype=torch.bool).tril())
         hidden, features = decoder.forward(
             a.tokens.long(), torch.arange(n), decoder.new_cache(1, n), block, aux_layers=decoder.config.aux_layers
         )

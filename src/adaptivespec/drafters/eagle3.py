@@ -112,7 +112,7 @@ class Eagle3(ModelDrafter):
         normed = self.hidden_norm(hidden)
         x = torch.cat([self.input_norm(self.embedding[tokens]), normed], -1)
         residual = normed if self.norm_before_residual else hidden
-        hidden = self.attention(x, residual, self.rotary.angles(positions), self.rotary, self.cache.view(block), 0)
+        hidden = self.attention(x, residual, self.rotary.angles(positions), self.rotary, self.cache.view(block, self.config.num_heads), 0)
         return self.mlp(self.post_norm(hidden), hidden)
 
     def _top(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from ..errors import UserError
 from ..method.policy import PolicyState, Root, TreePolicy
 from ..method.tree import DraftTree, TreeShape
-from ..models.kv_cache import Block, KVCache, make_block
+from ..models.kv_cache import Block, KVCache
 from .grow import Level, grow
 
 
@@ -90,7 +90,7 @@ class ModelDrafter(ABC):
         visible = (
             torch.ones(width, width, dtype=torch.bool, device=self.device).tril().expand(len(slots), width, width) if width > 1 else None
         )
-        block = make_block(list(slots), starts, starts, counts, visible, self.dtype, self.device)
+        block = Block(list(slots), starts, starts, counts, visible)
         out = self._run(flat, self._fuse(features), positions, block)
         ends = torch.tensor(counts, device=self.device).cumsum(0) - 1
         self.hidden[list(slots)] = out[ends]
@@ -134,7 +134,7 @@ class ModelDrafter(ABC):
             positions = [base + level.index - 1 for base, n in zip(bases, level.counts, strict=True) for _ in range(n)]
             # A lone node per level sees everything before it: no mask.
             visible = None if width == 1 else level.visible
-            block = make_block(requests, bases, starts, level.counts, visible, self.dtype, self.device)
+            block = Block(requests, bases, starts, level.counts, visible)
             position = torch.tensor(positions, device=self.device)
             if min(level.counts) == width:  # no column is padding: views instead of masks, which cost more than the tree's other steps
                 out = self._run(level.tokens.flatten(), None if parents is None else parents.flatten(0, 1), position, block)

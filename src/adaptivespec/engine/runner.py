@@ -18,7 +18,7 @@ from ..method.policy import PolicyState, TreePolicy
 from ..method.records import StepRecord, StepTotals
 from ..method.tree import DraftTree, TreeShape, select_rows, split_rows, stack_rows
 from ..models.decoder import Decoder
-from ..models.kv_cache import make_block
+from ..models.kv_cache import Block
 from .request import Request
 from .sampling import rule_params, token_logprobs, verify_inputs, with_coins
 
@@ -68,7 +68,7 @@ class Runner:
             end = min(start + self.prefill_chunk, len(prompt))
             rows = end - start
             visible = torch.ones(1, rows, rows, dtype=torch.bool, device=device).tril() if rows > 1 else None
-            block = make_block([slot], [start], [start], [rows], visible, self.decoder.dtype, device)
+            block = Block([slot], [start], [start], [rows], visible)
             positions = torch.arange(start, end, device=device)
             layers = () if drafter is None else drafter.feature_layers
             hidden, features = self.decoder.forward(tokens[start:end], positions, self.cache, block, layers)
@@ -257,7 +257,7 @@ class Runner:
         device, nodes = self.decoder.device, tree.tokens.shape[1]
         positions = tree.depth + torch.tensor(cached, device=device)[:, None]
         visible = tree.ancestor_mask() if nodes > 1 else None
-        block = make_block(slots, cached, cached, sizes, visible, self.decoder.dtype, device)
+        block = Block(slots, cached, cached, sizes, visible)
         layers = self.drafter.feature_layers if self.drafter is not None and any(r.drafts for r in requests) else ()
         if len(requests) == 1:
             hidden, features = self.decoder.forward(tree.tokens[0], positions[0], self.cache, block, layers)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from .architecture import ModelConfig
 from .kv_cache import Block, CacheView, KVCache
 from .linear import Linear
+from .native.ops import NativeView, runs, silu_multiply
 from .norm import RMSNorm
 from .rotary import Rotary
 
@@ -38,11 +39,15 @@ class Attention:
         residual: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         rotary: Rotary,
-        view: CacheView,
+        view: CacheView | NativeView,
         layer: int,
     ) -> torch.Tensor:
         """x [M, H or 2H], residual [M, H] -> residual + attention [M, H]; writes the new keys and values into the cache."""
-        qkv = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.dim)
+        qkv = self.qkv(x)
+        if isinstance(view, NativeView):
+            norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+            return self.out(view.attend(layer, qkv, angles, norms), residual)
+        qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.dim)
         mine = rotated = qkv[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             rotated = torch.cat([self.q_norm(mine[:, : self.heads]), self.k_norm(mine[:, self.heads :])], 1)
@@ -60,7 +65,10 @@ class MLP:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """x, residual [M, H] -> residual + MLP [M, H]."""
-        gate, up = self.gate_up(x).chunk(2, -1)
+        gate_up = self.gate_up(x)
+        if runs(gate_up):
+            return self.down(silu_multiply(gate_up), residual)
+        gate, up = gate_up.chunk(2, -1)
         return self.down(F.silu(gate).mul_(up), residual)
 
 
@@ -128,7 +136,7 @@ class Decoder:
         Returns:
             Normed hidden rows [M, H], and the inputs of `aux_layers` concatenated, [M, 3H], None without.
         """
-        angles, view = self.rotary.angles(positions), cache.view(block)
+        angles, view = self.rotary.angles(positions), cache.view(block, self.config.num_heads)
         x = self.embedding[tokens]
         features = {}
         for i, layer in enumerate(self.layers):

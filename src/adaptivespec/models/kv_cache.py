@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from .native.ops import NativeView, attends
 
 
 @dataclass(frozen=True)
@@ -15,19 +18,40 @@ class Block:
     """Where the new rows of one forward go, and what they see. Rows of all requests are flattened: M = sum(counts).
 
     Attributes:
-        slots: cache slot of each request, [B] host ints; idle ones with no rows may stand between them.
+        slots: cache slot of each request, [B] host ints.
+        bases: cache rows before bases[b] are visible to every new row of request b.
         starts: cache row where each request's first new row is written, [B] host ints.
         counts: new rows of each request, [B] host ints.
-        end: longest live length after the write; attention reads no further.
+        visible: bool [B, >= max(counts), W]: which of the W cache rows from bases[b] on row i of request b sees;
+            None for one new row per request that sees all rows up to and including itself.
+    """
+
+    slots: list[int]
+    bases: list[int]
+    starts: list[int]
+    counts: list[int]
+    visible: torch.Tensor | None
+
+    @cached_property
+    def end(self) -> int:
+        """Longest live length after the write; attention reads no further."""
+        return max(start + count for start, count in zip(self.starts, self.counts, strict=True))
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A block as torch's attention takes it: every request has max(counts) rows, those it lacks repeat its row 0.
+
+    Attributes:
+        slots, starts, counts: as in `Block`; idle slots with no rows may stand between them.
         mask: additive [B, 1, 1, max(counts), end] in the model's dtype, or None when every row sees everything up to end.
-        slot_rows, cache_rows: [M] write addresses; pad_index [B, max(counts)] rows of the flattened input (padding repeats
-            row 0 of the request); unpad_index [M] positions in the padded [B * max(counts)] layout. None for one request.
+        slot_rows, cache_rows: [M] write addresses; pad_index [B, max(counts)] rows of the flattened input; unpad_index [M]
+            positions in the padded [B * max(counts)] layout. None for one request.
     """
 
     slots: list[int]
     starts: list[int]
     counts: list[int]
-    end: int
     mask: torch.Tensor | None
     slot_rows: torch.Tensor | None = None
     cache_rows: torch.Tensor | None = None
@@ -45,32 +69,16 @@ class Block:
         return self._folded[group]
 
 
-def make_block(
-    slots: list[int],
-    bases: list[int],
-    starts: list[int],
-    counts: list[int],
-    visible: torch.Tensor | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Block:
-    """Address new rows and build their mask.
-
-    Args:
-        slots, starts, counts: as in `Block`.
-        bases: cache rows before bases[b] are visible to every new row of request b.
-        visible: bool [B, >= max(counts), W]: which of the W cache rows from bases[b] on row i of request b sees;
-            None for one new row per request that sees all rows up to and including itself.
-        dtype, device: of the mask.
-    """
+def pad(block: Block, dtype: torch.dtype, device: torch.device) -> Padded:
+    """Address the rows of a block and build its mask in `dtype` on `device`."""
+    slots, bases, starts, counts, visible, end = block.slots, block.bases, block.starts, block.counts, block.visible, block.end
     batch, width = len(slots), max(counts)
-    end = max(start + count for start, count in zip(starts, counts, strict=True))
     if batch == 1:
         if visible is None:
-            return Block(slots, starts, counts, end, None)
+            return Padded(slots, starts, counts, None)
         mask = torch.zeros(1, 1, 1, width, end, dtype=dtype, device=device)
         mask[0, 0, 0, :, bases[0] :].masked_fill_(~visible[0, :width, : end - bases[0]], float("-inf"))
-        return Block(slots, starts, counts, end, mask)
+        return Padded(slots, starts, counts, mask)
     span = slots[-1] - slots[0] + 1
     if batch < span <= 2 * batch and slots == sorted(slots):
         # Idle slots between busy ones join as rows that nobody reads: a view of neighbours instead of a copy of every layer's cache.
@@ -101,11 +109,10 @@ def make_block(
     mask = mask[:, None, None]
     first = count.cumsum(0) - count
     pad_index = torch.where(real, first + row, first)
-    return Block(
+    return Padded(
         slots,
         starts,
         counts,
-        end,
         mask,
         slot_rows=torch.tensor(slots, device=device)[:, None].expand(batch, width)[real],
         cache_rows=(torch.tensor(starts, device=device)[:, None] + row)[real],
@@ -138,9 +145,9 @@ class KVCache:
         self.data = _lazy_zeros((num_layers, num_slots, 2 * num_kv_heads, length, head_dim), dtype, device)
         self.num_kv_heads, self.length = num_kv_heads, length
 
-    def view(self, block: Block) -> CacheView:
-        """What one forward writes and reads, made once for all layers."""
-        return CacheView(self, block)
+    def view(self, block: Block, heads: int) -> CacheView | NativeView:
+        """What one forward of `heads` query heads writes and reads, made once for all layers."""
+        return NativeView(self, block) if attends(self.data, heads // self.num_kv_heads) else CacheView(self, block)
 
     def compact(self, slot: int, start: int, offsets: list[int]) -> None:
         """Move rows start + offsets[i] to start + i, for increasing offsets; rows already in place are not touched."""
@@ -158,16 +165,17 @@ class CacheView:
     """
 
     def __init__(self, cache: KVCache, block: Block) -> None:
-        self.block, self.kv_heads = block, cache.num_kv_heads
-        first, last = block.slots[0], block.slots[-1]
-        if block.pad_index is None:
+        self.padded, self.end, self.kv_heads = pad(block, cache.data.dtype, cache.data.device), block.end, cache.num_kv_heads
+        slots = self.padded.slots
+        first, last = slots[0], slots[-1]
+        if self.padded.pad_index is None:
             start = block.starts[0]
             self.written = cache.data[:, first, :, start : start + block.counts[0]].unbind()
         else:
             self.written = cache.data.unbind()
-        self.neighbours = block.slots == list(range(first, last + 1))  # in order: views instead of copies
+        self.neighbours = slots == list(range(first, last + 1))  # in order: views instead of copies
         if self.neighbours:
-            live = cache.data[:, first : last + 1, :, : block.end]
+            live = cache.data[:, first : last + 1, :, : self.end]
             self.keys, self.values = live[:, :, : self.kv_heads].unbind(), live[:, :, self.kv_heads :].unbind()
 
     def attend(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
@@ -181,29 +189,29 @@ class CacheView:
         Returns:
             [M, heads * head_dim].
         """
-        block, kv_heads, written = self.block, self.kv_heads, self.written[layer]
+        padded, kv_heads, written = self.padded, self.kv_heads, self.written[layer]
         rows, heads, dim = queries.shape
-        batch, group = len(block.slots), heads // kv_heads
-        if block.pad_index is None:
+        batch, group = len(padded.slots), heads // kv_heads
+        if padded.pad_index is None:
             width = rows
             written.copy_(keys_values.transpose(0, 1))
         else:
-            width = block.pad_index.shape[1]
-            written[block.slot_rows, :, block.cache_rows] = keys_values
+            width = padded.pad_index.shape[1]
+            written[padded.slot_rows, :, padded.cache_rows] = keys_values
         full = rows == batch * width  # no request has fewer rows than another: nothing to pad
-        padded = queries if full else queries[block.pad_index]
+        rows_of_all = queries if full else queries[padded.pad_index]
         if self.neighbours:
             keys, values = self.keys[layer], self.values[layer]
         else:
-            live = written[block.slots, :, : block.end]
+            live = written[padded.slots, :, : self.end]
             keys, values = live[:, :kv_heads], live[:, kv_heads:]
         # The heads that share a key head are folded into the rows, so keys are read once and never repeated.
         if width == 1:
-            q = padded.view(batch, kv_heads, group, dim)
+            q = rows_of_all.view(batch, kv_heads, group, dim)
         else:
-            q = padded.view(batch, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, dim)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=block.folded_mask(group))
+            q = rows_of_all.view(batch, width, kv_heads, group, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, dim)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=padded.folded_mask(group))
         if width > 1:
             out = out.view(batch, kv_heads, group, width, dim).permute(0, 3, 1, 2, 4)
         out = out.reshape(batch * width, heads * dim)
-        return out if full else out[block.unpad_index]
+        return out if full else out[padded.unpad_index]

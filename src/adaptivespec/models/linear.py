@@ -1,4 +1,4 @@
-"""A linear layer whose bf16 weights are reordered once: for the kernel of stream.c where it runs, else for oneDNN."""
+"""A linear layer whose bf16 weights are reordered once: for the kernel of native/linear.c where it runs, else for oneDNN."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from . import stream
+from .native import ops
 
 DOUBLED_BYTES = 4 << 20
 """Two rows meet a weight of more bytes twice, as four: oneDNN's kernel for two rows reads slower, by a fifth to a third on a Zen 4."""
@@ -28,7 +28,7 @@ class Linear:
     """y = x W^T + b for x [M, in], W [out, in]. Keeps only the packed weight where packing is possible.
 
     Attributes:
-        kernel: "stream" (ours), "onednn" or "torch".
+        kernel: "native" (ours), "onednn" or "torch".
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -36,8 +36,8 @@ class Linear:
         self.bias = bias
         self.num_bytes = weight.numel() * weight.element_size()
         self.kernel, self.weight = "torch", weight
-        if stream.fits(weight):
-            self.kernel, self.weight = "stream", stream.pack(weight)
+        if ops.fits(weight):
+            self.kernel, self.weight = "native", ops.pack(weight)
         elif weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and can_prepack():
             self.kernel, self.weight = "onednn", torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 1)
         self.doubles = self.kernel == "onednn" and self.num_bytes > DOUBLED_BYTES
@@ -49,14 +49,14 @@ class Linear:
 
     def unpacked(self) -> torch.Tensor:
         """The weight [out, in] as it was given: the tensor itself, or a copy where it was packed."""
-        if self.kernel == "stream":
-            return stream.unpack(self.weight, self.out_features)
+        if self.kernel == "native":
+            return ops.unpack(self.weight, self.out_features)
         return self.weight.to_dense() if self.packed else self.weight
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [M, in] -> [M, out], added to `residual` [M, out] where there is one."""
-        if self.kernel == "stream":
-            return stream.linear(x, self.weight, self.out_features, self.bias, residual)
+        if self.kernel == "native":
+            return ops.linear(x, self.weight, self.out_features, self.bias, residual)
         if self.kernel == "torch":
             y = F.linear(x, self.weight, self.bias)
             return y if residual is None else residual + y

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from .native.ops import rms_norm, runs
+
 
 class RMSNorm:
     """x / sqrt(mean(x * x) + eps) * weight over the last dimension, [..., H] -> [..., H].
@@ -19,6 +21,8 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalised rows; where M > 1 rows were mirrored they are a view with gaps."""
+        if x.dim() == 2 and runs(x):
+            return rms_norm(x, self.weight, self.eps)
         if self.mirrored is None:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         both = F.layer_norm(torch.cat((x, -x), -1), self.mirrored.shape, self.mirrored, None, self.eps)

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.models import stream
 from adaptivespec.models.linear import Linear
+from adaptivespec.models.native import ops
+from adaptivespec.models.native.build import library
 
-runs = pytest.mark.skipif(stream.library() is None, reason="no AVX512-BF16 without AMX, or no C compiler")
+runs = pytest.mark.skipif(library() is None, reason="no AVX512-BF16 without AMX, or no C compiler")
 
 
 @runs
@@ -36,7 +37,7 @@ def test_values_and_bits(rows: int, out: int, pairs: int, bias: bool, residual: 
 
     weight, b = draw(out, 2 * pairs), draw(out) if bias else None
     linear = Linear(weight, b)
-    assert linear.kernel == "stream"
+    assert linear.kernel == "native"
     assert torch.equal(linear.unpacked(), weight)
     # Rows with gaps, as slices of wider tensors have.
     x, r = draw(rows, 2 * pairs + 6)[:, 3 : 3 + 2 * pairs], draw(rows, out + 5)[:, :out] if residual else None
@@ -78,8 +79,8 @@ def test_other_shapes_and_types_are_refused() -> None:
 
 
 def test_what_does_not_fit_is_left_to_torch() -> None:
-    assert not stream.fits(torch.zeros(4, 6))
-    assert not stream.fits(torch.zeros(4, 5, dtype=torch.bfloat16))
+    assert not ops.fits(torch.zeros(4, 6))
+    assert not ops.fits(torch.zeros(4, 5, dtype=torch.bfloat16))
     assert Linear(torch.zeros(4, 6)).kernel == "torch"
 
 
@@ -102,9 +103,9 @@ def test_without_a_compiler_the_linear_is_another(tmp_path: Path, environment: d
 def test_a_cache_that_cannot_be_written_or_holds_rubbish(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() == "stream"
+    assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() == "native"
     [built] = (tmp_path / "adaptivespec" / "kernels").iterdir()
-    assert kernel_in_new_process(tmp_path, CC="no-such-compiler").communicate(timeout=120)[0].strip() == "stream"
+    assert kernel_in_new_process(tmp_path, CC="no-such-compiler").communicate(timeout=120)[0].strip() == "native"
     built.write_bytes(b"rubbish")
     for cache in (blocked, tmp_path):
         out, err = kernel_in_new_process(cache).communicate(timeout=120)
@@ -115,5 +116,5 @@ def test_a_cache_that_cannot_be_written_or_holds_rubbish(tmp_path: Path) -> None
 @runs
 def test_processes_that_compile_at_the_same_time(tmp_path: Path) -> None:
     processes = [kernel_in_new_process(tmp_path) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["stream"] * 3
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["native"] * 3
     assert len(list((tmp_path / "adaptivespec" / "kernels").iterdir())) == 1

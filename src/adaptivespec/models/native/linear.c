@@ -3,27 +3,18 @@
 // The weight is read once, front to back, at the speed of memory: for a handful of rows nothing else costs time. Every output is
 // one chain of sums over the inner dimension, in the same order whatever rows come along, so that a row's bits never depend on them.
 
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bf16;
+#include "common.h"
 
 enum {
-    LANES = 16,        // outputs of one register
-    VECTORS = 4,       // registers side by side
-    PANEL = LANES * VECTORS,  // as in stream.py
-    ROWS = 6,          // rows whose sums fit in the registers beside four of weights
-    AHEAD = 1024,      // bytes; farther was slower
+    VECTORS = 4,              // registers side by side
+    PANEL = LANES * VECTORS,  // as in ops.py
+    ROWS = 6,                 // rows whose sums fit in the registers beside four of weights
+    AHEAD = 4096,             // bytes
 };
 
 int supported(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512bf16");
-}
-
-static inline __m512 widen(const bf16 *from, __mmask16 mask) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
 }
 
 // `rows` is known where this is inlined, so the sums stay in registers.
@@ -49,8 +40,8 @@ static inline __attribute__((always_inline)) void panel_rows(
     for (int m = 0; m < rows; m++)
         for (int v = 0; v < VECTORS; v++) {
             __m512 out = _mm512_add_ps(sum[m][v], bias[v]);
-            if (residual) out = _mm512_add_ps(out, widen(residual + m * residual_stride + LANES * v, mask[v]));
-            _mm256_mask_storeu_epi16(y + m * y_stride + LANES * v, mask[v], (__m256i)_mm512_cvtneps_pbh(out));
+            if (residual) out = _mm512_add_ps(out, widen_masked(residual + m * residual_stride + LANES * v, mask[v]));
+            narrow_masked(y + m * y_stride + LANES * v, out, mask[v]);
         }
 }
 
@@ -65,9 +56,8 @@ void linear(const bf16 *x, long x_stride, const bf16 *weight, const bf16 *bias, 
         __mmask16 mask[VECTORS];
         __m512 biases[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            const long left = outputs - first - LANES * v;
-            mask[v] = left >= LANES ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
-            biases[v] = bias ? widen(bias + first + LANES * v, mask[v]) : _mm512_setzero_ps();
+            mask[v] = lanes(outputs - first - LANES * v);
+            biases[v] = bias ? widen_masked(bias + first + LANES * v, mask[v]) : _mm512_setzero_ps();
         }
         for (long m = 0; m < rows; m += ROWS) {
 #define RUN(n) panel_rows(n, x + m * x_stride, x_stride, weight + p * inner * PANEL, inner / 2, biases, \
