@@ -3,7 +3,8 @@
     python benchmarks/step.py --model qwen2.5-coder-0.5b
 
 The floor of a part is its weights' bytes over the read bandwidth of this process, which a large dot product measures between the steps.
-Every part is timed inside whole steps, where the weights before it have pushed its own out of the caches. Nothing here asserts a time.
+The linears are timed one after another in the order of a step, so that the weights before one have pushed its own out of the caches; what
+a whole step takes longer is everything else. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -13,54 +14,16 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 
 from adaptivespec import LLM
 from adaptivespec.drafters.eagle3 import Eagle3
-from adaptivespec.models import decoder as decoder_module
-from adaptivespec.models import kv_cache
-from adaptivespec.models.decoder import Decoder
 from adaptivespec.models.kv_cache import Block
 from adaptivespec.models.linear import Linear
-from adaptivespec.models.norm import RMSNorm
-from adaptivespec.models.rotary import Rotary
 
 Times = dict[str, list[float]]
-
-
-@contextmanager
-def timed_parts(decoder: Decoder, seconds: dict[str, float]) -> Iterator[None]:
-    """Adds the seconds of every part of a step to `seconds`."""
-    names = {id(decoder.lm_head): "head"}
-    for layer in decoder.layers:
-        linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
-        names |= {id(linear): name for linear, name in zip(linears, ("qkv", "out", "gate_up", "down"), strict=True)}
-
-    def timed(name: Callable[[Any], str], run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            result = run(*args, **kwargs)
-            seconds[name(args[0])] += time.perf_counter() - began
-            return result
-
-        return call
-
-    attention = SimpleNamespace(scaled_dot_product_attention=timed(lambda _: "attention", F.scaled_dot_product_attention))
-    with (
-        patch.object(Linear, "__call__", timed(lambda linear: names.get(id(linear), "other linear"), Linear.__call__)),
-        patch.object(RMSNorm, "__call__", timed(lambda _: "norms", RMSNorm.__call__)),
-        patch.object(Rotary, "rotate", timed(lambda _: "rotary", Rotary.rotate)),
-        patch.object(decoder_module, "F", SimpleNamespace(silu=timed(lambda _: "silu", F.silu))),
-        patch.object(kv_cache, "F", attention),
-    ):
-        yield
 
 
 class Bench:
@@ -85,6 +48,26 @@ class Bench:
         block = Block([0], [context], [context], [rows], visible)
         hidden, _ = decoder.forward(torch.arange(rows) + 100, torch.arange(context, context + rows), self.cache, block)
         decoder.logits(hidden).max(-1)
+
+    @torch.inference_mode()
+    def linears(self, rows: int) -> dict[str, float]:
+        """Seconds of the linears by part, one after another as a step runs them."""
+        seconds: dict[str, float] = defaultdict(float)
+        inputs: dict[int, torch.Tensor] = {}
+
+        def run(name: str, linear: Linear) -> None:
+            x = inputs.setdefault(linear.in_features, torch.ones(rows, linear.in_features, dtype=self.decoder.dtype))
+            began = time.perf_counter()
+            linear(x)
+            seconds[name] += time.perf_counter() - began
+
+        for layer in self.decoder.layers:
+            for name, linear in (("qkv", layer.attention.qkv), ("out", layer.attention.out)):
+                run(name, linear)
+            for name, linear in (("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down)):
+                run(name, linear)
+        run("head", self.decoder.lm_head)
+        return seconds
 
     @torch.inference_mode()
     def level(self, rows: int) -> None:
@@ -136,11 +119,8 @@ def main() -> None:
                 middle = time.perf_counter()
                 bench.level(m)
                 drafted[m] = time.perf_counter() - middle
-            seconds: dict[str, float] = defaultdict(float)
-            with timed_parts(decoder, seconds):
-                middle = time.perf_counter()
-                bench.step(n)
-                seconds["everything else"] = time.perf_counter() - middle - sum(seconds.values())
+            seconds = bench.linears(n)
+            seconds["everything else"] = taken - sum(seconds.values())
             if i >= 2:
                 speeds.append(speed)
                 steps[n].append(taken)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adaptivespec.models.architecture import ModelConfig
-from adaptivespec.models.rotary import Rotary
+from adaptivespec.models.rotary import Rotary, rotate
 
 from .config import HeadConfig
 from .store import Answer
@@ -202,7 +202,7 @@ class Head(nn.Module):
             embed = F.rms_norm(embedding[tokens], size, w[layer + "input_layernorm.weight"], eps)
             x = torch.cat([embed, F.rms_norm(state, size, w[layer + "hidden_norm.weight"], eps)], -1)
             angles = rotary.angles(positions)
-            k = rotary.rotate(F.linear(x, w[attention + "k_proj.weight"]).view(count, -1, kv, dim), angles).transpose(1, 2)
+            k = rotate(F.linear(x, w[attention + "k_proj.weight"]).view(count, -1, kv, dim), angles).transpose(1, 2)
             v = F.linear(x, w[attention + "v_proj.weight"]).view(count, -1, kv, dim).transpose(1, 2)
             if i == 0:
                 keys, values = k, v
@@ -210,7 +210,7 @@ class Head(nn.Module):
             else:
                 own_keys.append(k[:, :, None])
                 own_values.append(v[:, :, None])
-            q = rotary.rotate(F.linear(x, w[attention + "q_proj.weight"]).view(count, length, heads, dim), angles) * dim**-0.5
+            q = rotate(F.linear(x, w[attention + "q_proj.weight"]).view(count, length, heads, dim), angles) * dim**-0.5
             q = q.view(count, length, kv, group, dim).permute(0, 2, 3, 1, 4)  # [B, kv, group, A - i, dim]
             folded = q.reshape(count, kv, group * length, dim)
             scores = [torch.matmul(folded, keys.transpose(-1, -2)).view(count, kv, group, length, width) + bias[:, :, :, :length]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptivespec.models.decoder import Decoder
+from adaptivespec.models.architecture import ModelConfig
+from adaptivespec.models.decoder import MLP, Attention, Decoder
 from adaptivespec.models.kv_cache import Block, KVCache
 from adaptivespec.models.loading import load_model
 from adaptivespec.models.native import ops
 from adaptivespec.models.native.build import library
-from adaptivespec.models.norm import RMSNorm
+from adaptivespec.models.native.layers import NativeView
 from tiny_models import VOCAB, make_tiny_model
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no AVX512-BF16 without AMX, or no C compiler")
@@ -29,30 +31,57 @@ def once_rounded(got: torch.Tensor, wanted: torch.Tensor, slack: float = 1e-5) -
 
 @given(rows=st.integers(1, 40), width=st.integers(1, 700), gap=st.integers(0, 3), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_norm_and_gate(rows: int, width: int, gap: int, seed: int) -> None:
+def test_norm(rows: int, width: int, gap: int, seed: int) -> None:
     noise = torch.Generator().manual_seed(seed)
     x = (3 * torch.randn(rows, width + gap, generator=noise)).bfloat16()[:, :width]
     x[:, 0] *= 1000  # as the residual streams of real models have
     weight = torch.rand(width, generator=noise).bfloat16()
     got = ops.rms_norm(x, weight, 1e-6)
     once_rounded(got, F.rms_norm(x.double(), (width,), weight.double(), 1e-6))
-    gate_up = (8 * torch.randn(rows, 2 * width, generator=noise)).bfloat16()
-    gated = ops.silu_multiply(gate_up)
-    gate, up = gate_up.double().chunk(2, 1)
-    once_rounded(gated, F.silu(gate) * up)
     for row in range(rows):
         assert torch.equal(ops.rms_norm(x[row : row + 1], weight, 1e-6)[0], got[row])
-        assert torch.equal(ops.silu_multiply(gate_up[row : row + 1])[0], gated[row])
+
+
+def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up [M, I] by an MLP whose linears do nothing."""
+    width = gates.shape[1]
+    first, second = torch.eye(2 * width).chunk(2)
+    weights = Tensors({"gate_proj": first, "up_proj": second, "down_proj": torch.eye(2 * width, width)})
+    mlp = MLP(weights, "", torch.bfloat16, CPU)  # type: ignore[arg-type]
+    assert mlp.native is not None
+    x = torch.cat([gates, ups], 1)
+    return mlp(x, torch.zeros_like(x))[:, :width]
+
+
+class Tensors:
+    """Weights by the last part of their names, as the layers load them."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def load(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """One tensor."""
+        return self.tensors[name.removesuffix(".weight").split(".")[-1]].to(dtype)
+
+
+@given(rows=st.integers(1, 40), width=st.integers(1, 100), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_gate(rows: int, width: int, seed: int) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    gates, ups = (8 * torch.randn(2, rows, 2 * width, generator=noise)).bfloat16()
+    got = gate(gates, ups)
+    once_rounded(got, F.silu(gates.double()) * ups.double())
+    for row in range(rows):
+        assert torch.equal(gate(gates[row : row + 1], ups[row : row + 1])[0], got[row])
 
 
 def test_gates_at_the_ends_of_the_range() -> None:
-    gates = torch.tensor([[-3e38, -200.0, -90.0, -0.0, 90.0, 3e38, float("nan"), float("inf")]]).bfloat16()
-    got = ops.silu_multiply(torch.cat([gates, torch.ones_like(gates)], 1))[0]
+    gates = torch.tensor([[-3e38, -200.0, -90.0, -0.0, 90.0, 3e38]]).bfloat16()
+    got = gate(gates, torch.ones_like(gates))[0]
     assert got[3] == 0
-    assert torch.equal(got[4:6], gates[0, 4:6])
+    assert torch.equal(got[4:], gates[0, 4:])
     assert got[:3].abs().max() < 1e-30
-    assert got[6].isnan()
-    assert got[7].isinf()
+    assert gate(torch.full((1, 2), math.nan).bfloat16(), torch.ones(1, 2).bfloat16()).isnan().all()
 
 
 @st.composite
@@ -72,24 +101,39 @@ def blocks(draw: st.DrawFn) -> tuple[Block, int, int, int, int]:
     return Block(slots, bases, starts, counts, visible), kv_heads, group, dim, length
 
 
+def attend(cache: KVCache, block: Block, qkv: torch.Tensor, angles: torch.Tensor, norms: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
+    """Layer 1's attention over the cache, [M, heads * dim], by a module whose linears do nothing."""
+    rows, parts, dim = qkv.shape
+    heads = parts - 2 * cache.num_kv_heads
+    config = ModelConfig("llama", 8, 8, 8, 2, heads, cache.num_kv_heads, dim, 1e-6, 1e4, 64, True, qk_norm=norms is not None)
+    wide = torch.eye(parts * dim)
+    q, k, v = wide.split([heads * dim, cache.num_kv_heads * dim, cache.num_kv_heads * dim])
+    tensors = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": torch.eye(heads * dim)}
+    if norms is not None:
+        tensors |= {"q_norm": norms[0], "k_norm": norms[1]}
+    module = Attention(config, Tensors(tensors), "", torch.bfloat16, CPU)  # type: ignore[arg-type]
+    view = cache.view(block, angles.unbind(1))  # type: ignore[arg-type]
+    return module(qkv.flatten(1), torch.zeros(rows, heads * dim).bfloat16(), view, 1)
+
+
 @given(drawn=blocks(), normed=st.booleans(), seed=st.integers(0, 99))
 @settings(max_examples=80, deadline=None)
 def test_attention_against_brute_force(drawn: tuple[Block, int, int, int, int], normed: bool, seed: int) -> None:
     block, kv_heads, group, dim, length = drawn
     noise = torch.Generator().manual_seed(seed)
     heads, rows = kv_heads * group, sum(block.counts)
-    cache = KVCache(2, max(block.slots) + 1, kv_heads, length, dim, torch.bfloat16, CPU)
+    cache = KVCache(2, max(block.slots) + 1, kv_heads, length, dim, torch.bfloat16, CPU, native=True)
     cache.data.copy_(torch.randn(cache.data.shape, generator=noise))
     before = cache.data.clone()
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim, generator=noise).bfloat16()
     turned = torch.rand(rows, dim // 2, generator=noise)
     angles = torch.stack([turned.cos().repeat(1, 2), torch.cat([-turned.sin(), turned.sin()], 1)], 1)[:, :, None].bfloat16()
-    norms = tuple(RMSNorm(torch.rand(dim, generator=noise).bfloat16(), 1e-6) for _ in range(2)) if normed else None
-    out = ops.NativeView(cache, block).attend(1, qkv.flatten(1).clone(), angles.unbind(1), norms)  # type: ignore[arg-type]
+    norms = tuple(torch.rand(dim, generator=noise).bfloat16() for _ in range(2)) if normed else None
+    out = attend(cache, block, qkv, angles, norms)
 
     q, k, _ = qkv.double().split([heads, kv_heads, kv_heads], 1)
     if norms is not None:
-        q, k = (F.rms_norm(x, (dim,), n.weight.double(), 1e-6).bfloat16().double() for x, n in zip((q, k), norms, strict=True))
+        q, k = (F.rms_norm(x, (dim,), n.double(), 1e-6).bfloat16().double() for x, n in zip((q, k), norms, strict=True))
     cos, sin = angles.double().unbind(1)
     q, k = (x * cos + x.roll(dim // 2, -1) * sin for x in (q, k))
     assert torch.equal(cache.data[0], before[0])
@@ -135,7 +179,7 @@ def test_a_verified_row_is_a_decoded_row(decoder: Decoder, data: st.DataObject) 
     requests = data.draw(st.lists(st.tuples(st.integers(1, 70), trees()), min_size=1, max_size=3))
     noise = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     cache = decoder.new_cache(len(requests), 100)
-    assert ops.attends(cache.data, 2)
+    assert cache.native
     prompts = [torch.randint(2, VOCAB, (n,), generator=noise) for n, _ in requests]
 
     def prefill(into: KVCache, slot: int, prompt: torch.Tensor) -> None:
@@ -183,23 +227,44 @@ def test_a_verified_row_is_a_decoded_row(decoder: Decoder, data: st.DataObject) 
         first += len(parents)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    cache = KVCache(1, 2, 1, 16, 32, torch.bfloat16, CPU)
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    decoder = load_model(make_tiny_model("llama", tmp_path, hidden_size=128), "bf16").decoder
+    cache = decoder.new_cache(2, 16)
+    dim, hidden, layer = decoder.config.head_dim, decoder.config.hidden_size, decoder.layers[0].attention
+    assert layer.native is not None
+
+    def angles(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(rows, 1, dim, dtype=dtype), torch.zeros(rows, 1, dim, dtype=dtype)
+
     for block in (Block([2], [0], [0], [1], None), Block([0], [0], [16], [1], None), Block([0], [3], [2], [1], None)):
         with pytest.raises(ValueError, match="leave a cache of 2 slots of 16 rows"):
-            ops.NativeView(cache, block)
+            NativeView(cache, block, angles(1))
     with pytest.raises(ValueError, match="a mask of"):
-        ops.NativeView(cache, Block([0], [0], [0], [3], torch.ones(1, 2, 3, dtype=torch.bool)))
-    view = ops.NativeView(cache, Block([0], [0], [0], [2], torch.ones(1, 2, 2, dtype=torch.bool).tril()))
-    angles = torch.zeros(2, 2, 1, 32).bfloat16().unbind(1)
-    for qkv in (torch.zeros(3, 96), torch.zeros(2, 90), torch.zeros(2, 96)):
+        NativeView(cache, Block([0], [0], [0], [3], torch.ones(1, 2, 3, dtype=torch.bool)), angles(3))
+    block = Block([0], [0], [0], [2], torch.ones(1, 2, 2, dtype=torch.bool).tril())
+    for wrong in (angles(1), angles(2, torch.float32)):
+        with pytest.raises(ValueError, match="expected angles"):
+            NativeView(cache, block, wrong)
+    view, x = NativeView(cache, block, angles(2)), torch.zeros(2, hidden).bfloat16()
+    for first, second in ((x[:1], x), (x, x[:1]), (x.float(), x), (x[:, 2:], x)):
         with pytest.raises(ValueError, match="expected bf16"):
-            view.attend(0, qkv if len(qkv) == 2 and qkv.shape[1] == 96 else qkv.bfloat16(), angles, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expected angles"):
-        view.attend(0, torch.zeros(2, 96).bfloat16(), (angles[0][:1], angles[1][:1]), None)
-    assert not ops.attends(torch.zeros(1, 16).bfloat16(), 1)
-    assert not ops.attends(torch.zeros(1, 32), 1)
-    assert not ops.attends(torch.zeros(1, 32).bfloat16(), 65)
+            view.attention(0, layer.native, first, second)
+    with pytest.raises(ValueError, match="layer 6 of 6"):
+        view.attention(6, layer.native, x, x)
+    assert decoder.native is not None
+    with pytest.raises(ValueError, match="features of layers"):
+        view.run(decoder.native, x, [6])
+    with pytest.raises(ValueError, match="contiguous"):
+        view.run(decoder.native, torch.zeros(2, 2 * hidden).bfloat16()[:, :hidden], [])
+
+
+@pytest.mark.parametrize("overrides", [{"hidden_size": 64}, {"hidden_size": 128, "intermediate_size": 129}])
+def test_heads_and_widths_that_the_kernels_cannot_take(tmp_path: Path, overrides: dict[str, int]) -> None:
+    decoder = load_model(make_tiny_model("llama", tmp_path, **overrides), "bf16").decoder
+    cache = decoder.new_cache(1, 16)
+    assert not cache.native
+    out, _ = decoder.forward(torch.tensor([5]), torch.tensor([0]), cache, Block([0], [0], [0], [1], None))
+    assert out.isfinite().all()
 
 
 def test_without_a_mask_a_row_sees_all_up_to_itself(tmp_path: Path) -> None:

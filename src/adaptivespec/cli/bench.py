@@ -145,6 +145,7 @@ def bench(
     report = {
         "command": shlex.join(["adaptivespec", *sys.argv[1:]]),
         "machine": machine(loaded.decoder.device),
+        "kernels": loaded.decoder.lm_head.kernel,
         "versions": versions(),
         "model": str(loaded.source.path),
         "dtype": str(loaded.decoder.dtype).removeprefix("torch."),

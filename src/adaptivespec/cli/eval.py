@@ -137,7 +137,7 @@ def evaluate(
         settings,
         earlier,
         prompt_texts(llm.tokenizer.chat_template, questions),
-        session(decoder.device, str(llm.model.source.path), dtype, llm.context_length, names, seed),
+        session(decoder.device, str(llm.model.source.path), dtype, llm.context_length, names, seed, decoder.lm_head.kernel),
     )
 
 

@@ -229,7 +229,9 @@ def prompt_texts(chat_template: str | None, questions: Mapping[str, Sequence[Que
     return {"chat_template": chat_template, "few_shot": 0, "examples": {name: own[0].messages for name, own in questions.items()}}
 
 
-def session(device: object, model: str, dtype: str | None, context_length: int | None, names: Sequence[str], seed: int) -> dict[str, Any]:
+def session(
+    device: object, model: str, dtype: str | None, context_length: int | None, names: Sequence[str], seed: int, kernels: str | None = None
+) -> dict[str, Any]:
     """What this start of the run works with, and when; None for what a server does not say."""
     return {
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -237,6 +239,7 @@ def session(device: object, model: str, dtype: str | None, context_length: int |
         "git_revision": git_revision(),
         "versions": versions(),
         "machine": machine(device),
+        "kernels": kernels,
         "model": model,
         "dtype": dtype,
         "context_length": context_length,

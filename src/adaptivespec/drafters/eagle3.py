@@ -100,7 +100,8 @@ class Eagle3(ModelDrafter):
 
     def _new_cache(self, num_slots: int, rows: int) -> KVCache:
         self.rotary.grow(rows)
-        return KVCache(1, num_slots, self.config.num_kv_heads, rows, self.config.head_dim, self.dtype, self.device)
+        sizes = (1, num_slots, self.config.num_kv_heads, rows, self.config.head_dim)
+        return KVCache(*sizes, self.dtype, self.device, native=self.attention.native is not None)
 
     def _fuse(self, features: torch.Tensor | None) -> torch.Tensor | None:
         assert features is not None
@@ -112,7 +113,7 @@ class Eagle3(ModelDrafter):
         normed = self.hidden_norm(hidden)
         x = torch.cat([self.input_norm(self.embedding[tokens]), normed], -1)
         residual = normed if self.norm_before_residual else hidden
-        hidden = self.attention(x, residual, self.rotary.angles(positions), self.rotary, self.cache.view(block, self.config.num_heads), 0)
+        hidden = self.attention(x, residual, self.cache.view(block, self.rotary.angles(positions)), 0)
         return self.mlp(self.post_norm(hidden), hidden)
 
     def _top(self, hidden: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from .architecture import ModelConfig
 from .kv_cache import Block, CacheView, KVCache
 from .linear import Linear
-from .native.ops import NativeView, runs, silu_multiply
+from .native.layers import NativeView, native_attention, native_layers, native_mlp, run_mlp
 from .norm import RMSNorm
-from .rotary import Rotary
+from .rotary import Rotary, rotate
 
 if TYPE_CHECKING:
     from .weights import Weights
@@ -29,29 +29,21 @@ class Attention:
         bias = torch.cat([load(f"{x}_proj.bias") for x in "qkv"]) if config.qkv_bias else None
         self.qkv = Linear(torch.cat([load(f"{x}_proj.weight") for x in "qkv"]), bias)
         self.out = Linear(load("o_proj.weight"))
-        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.heads, self.kv_heads, self.dim, self.eps = config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps
         self.q_norm = RMSNorm(load("q_norm.weight"), config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(load("k_norm.weight"), config.rms_norm_eps) if config.qk_norm else None
+        self.native = native_attention(self)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        rotary: Rotary,
-        view: CacheView | NativeView,
-        layer: int,
-    ) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, view: CacheView | NativeView, layer: int) -> torch.Tensor:
         """x [M, H or 2H], residual [M, H] -> residual + attention [M, H]; writes the new keys and values into the cache."""
-        qkv = self.qkv(x)
         if isinstance(view, NativeView):
-            norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
-            return self.out(view.attend(layer, qkv, angles, norms), residual)
-        qkv = qkv.view(len(x), self.heads + 2 * self.kv_heads, self.dim)
+            assert self.native is not None
+            return view.attention(layer, self.native, x, residual)
+        qkv = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.dim)
         mine = rotated = qkv[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             rotated = torch.cat([self.q_norm(mine[:, : self.heads]), self.k_norm(mine[:, self.heads :])], 1)
-        rotary.rotate(rotated, angles, out=mine)  # in place, so that keys and values stay side by side
+        rotate(rotated, view.angles, out=mine)  # in place, so that keys and values stay side by side
         return self.out(view.attend(layer, qkv[:, : self.heads], qkv[:, self.heads :]), residual)
 
 
@@ -62,13 +54,13 @@ class MLP:
         gate_up = [weights.load(f"{prefix}{x}_proj.weight", dtype).to(device) for x in ("gate", "up")]
         self.gate_up = Linear(torch.cat(gate_up))
         self.down = Linear(weights.load(f"{prefix}down_proj.weight", dtype).to(device))
+        self.native = native_mlp(self)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """x, residual [M, H] -> residual + MLP [M, H]."""
-        gate_up = self.gate_up(x)
-        if runs(gate_up):
-            return self.down(silu_multiply(gate_up), residual)
-        gate, up = gate_up.chunk(2, -1)
+        if self.native is not None:
+            return run_mlp(self.native, x, residual)
+        gate, up = self.gate_up(x).chunk(2, -1)
         return self.down(F.silu(gate).mul_(up), residual)
 
 
@@ -101,6 +93,7 @@ class Decoder:
         self.lm_head = Linear(head)
         del head
         self.layers = [Layer(config, weights, i, dtype, self.device) for i in range(config.num_layers)]
+        self.native = native_layers(self.layers)
         self.norm = RMSNorm(weights.load("model.norm.weight", dtype).to(self.device), config.rms_norm_eps)
         self.rotary = Rotary(config, dtype, self.device)
 
@@ -118,7 +111,8 @@ class Decoder:
         """An empty cache for `num_slots` requests of up to `length` rows each."""
         config = self.config
         self.rotary.grow(length)
-        return KVCache(config.num_layers, num_slots, config.num_kv_heads, length, config.head_dim, self.dtype, self.device)
+        sizes = (config.num_layers, num_slots, config.num_kv_heads, length, config.head_dim)
+        return KVCache(*sizes, self.dtype, self.device, native=self.native is not None)
 
     @torch.inference_mode()
     def forward(
@@ -136,16 +130,18 @@ class Decoder:
         Returns:
             Normed hidden rows [M, H], and the inputs of `aux_layers` concatenated, [M, 3H], None without.
         """
-        angles, view = self.rotary.angles(positions), cache.view(block, self.config.num_heads)
-        x = self.embedding[tokens]
+        x, view = self.embedding[tokens], cache.view(block, self.rotary.angles(positions))
+        if isinstance(view, NativeView):
+            assert self.native is not None
+            taken = view.run(self.native, x, aux_layers)
+            return self.norm(x), taken
         features = {}
         for i, layer in enumerate(self.layers):
             if i in aux_layers:
                 features[i] = x
-            x = layer.attention(layer.input_norm(x), x, angles, self.rotary, view, i)
+            x = layer.attention(layer.input_norm(x), x, view, i)
             x = layer.mlp(layer.post_norm(x), x)
-        hidden = self.norm(x)
-        return hidden, torch.cat([features[i] for i in aux_layers], -1) if aux_layers else None
+        return self.norm(x), torch.cat([features[i] for i in aux_layers], -1) if aux_layers else None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Normed hidden rows [M, H] -> [M, V]."""

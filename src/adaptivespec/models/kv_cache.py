@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .native.ops import NativeView, attends
+from .native.layers import NativeView
 
 
 @dataclass(frozen=True)
@@ -137,17 +137,31 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 
 
 class KVCache:
-    """Keys and values of every layer: data [layers, slots, 2 * kv_heads, length, head_dim], keys first."""
+    """Keys and values of every layer: data [layers, slots, 2 * kv_heads, length, head_dim], keys first.
+
+    Args:
+        num_layers, num_slots, num_kv_heads, length, head_dim: of `data`.
+        dtype, device: of `data`.
+        native: whether the attention over it is the compiled one.
+    """
 
     def __init__(
-        self, num_layers: int, num_slots: int, num_kv_heads: int, length: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        num_layers: int,
+        num_slots: int,
+        num_kv_heads: int,
+        length: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: bool = False,
     ) -> None:
         self.data = _lazy_zeros((num_layers, num_slots, 2 * num_kv_heads, length, head_dim), dtype, device)
-        self.num_kv_heads, self.length = num_kv_heads, length
+        self.num_kv_heads, self.length, self.native = num_kv_heads, length, native
 
-    def view(self, block: Block, heads: int) -> CacheView | NativeView:
-        """What one forward of `heads` query heads writes and reads, made once for all layers."""
-        return NativeView(self, block) if attends(self.data, heads // self.num_kv_heads) else CacheView(self, block)
+    def view(self, block: Block, angles: tuple[torch.Tensor, torch.Tensor]) -> CacheView | NativeView:
+        """What one forward writes and reads, made once for all layers; `angles` rotate the new rows."""
+        return NativeView(self, block, angles) if self.native else CacheView(self, block, angles)
 
     def compact(self, slot: int, start: int, offsets: list[int]) -> None:
         """Move rows start + offsets[i] to start + i, for increasing offsets; rows already in place are not touched."""
@@ -164,7 +178,8 @@ class CacheView:
     Indexing a tensor costs microseconds, so the views of all layers are cut at once.
     """
 
-    def __init__(self, cache: KVCache, block: Block) -> None:
+    def __init__(self, cache: KVCache, block: Block, angles: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.angles = angles
         self.padded, self.end, self.kv_heads = pad(block, cache.data.dtype, cache.data.device), block.end, cache.num_kv_heads
         slots = self.padded.slots
         first, last = slots[0], slots[-1]

@@ -28,7 +28,7 @@ class Rotary:
     """A table of cosine and signed sine, grown to the longest context asked for."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device, self.half = dtype, device, config.head_dim // 2
+        self.dtype, self.device = dtype, device
         self.freq = inverse_frequencies(config)
         self.table = torch.empty(0)  # [positions, 2, 1, head_dim]
 
@@ -47,7 +47,8 @@ class Rotary:
         cos, sin = self.table[positions].unbind(1)
         return cos, sin
 
-    def rotate(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-        """x [M, heads, head_dim] rotated by its positions' angles: a new tensor, or `out`, which may be x itself."""
-        cos, sin = angles
-        return torch.addcmul(x * cos, x.roll(self.half, -1), sin, out=out)
+
+def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """x [M, heads, head_dim] rotated by its positions' angles: a new tensor, or `out`, which may be x itself."""
+    cos, sin = angles
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)

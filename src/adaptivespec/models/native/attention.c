@@ -8,7 +8,8 @@
 
 enum {
     QUERIES = 8,   // scored together: as many chains of sums as hide the latency of one
-    SCORED = 64,   // most queries of one piece of work
+    SCORED = 64,   // most queries of one piece of work,
+    USUAL = 32,    // and as many as a few rows are given: their scores stay in the nearest cache
     WIDTH = 32,    // values of a head that are summed together
 };
 
@@ -103,34 +104,30 @@ static inline __attribute__((always_inline)) void weigh(
         default: CALL(QUERIES); \
     }
 
-typedef struct {
-    const bf16 *q, *cache;  // of one layer
-    bf16 *out;
-    const uint8_t *visible;
-    long q_stride, slot_stride, head_stride, value_offset, visible_request, visible_row, width, end, heads, kv_heads, dim;
-    float scale;
-} call;
-
 // Floats of scratch for one thread.
 static long scratch_of(long end, long width, long dim) { return SCORED * (end + LANES) + LANES * dim / 2 + width; }
 
 // Rows `from` to `to` of request `b`, whose first row is row `first` of all, with one key head.
-static void attend_piece(const call *c, const request *r, long b, long first, long from, long to, long kv_head, float *scratch) {
-    const long group = c->heads / c->kv_heads, count = (to - from) * group, dim = c->dim, room = c->end + LANES;
-    const bf16 *keys = c->cache + r->slot * c->slot_stride + kv_head * c->head_stride, *values = keys + c->value_offset;
-    const uint8_t *visible = c->visible ? c->visible + b * c->visible_request : 0;
-    const long written = r->start + r->count - r->base, width = c->width < written ? c->width : written;  // none sees beyond
+static void attend_piece(const view *v, long layer, const bf16 *qkv, bf16 *all_out, long heads, long b, long first, long from, long to,
+                         long kv_head, float *scratch) {
+    const request *r = v->requests + b;
+    const long dim = v->dim, group = heads / v->kv_heads, count = (to - from) * group, room = v->end + LANES;
+    const bf16 *keys = v->cache + layer * v->layer_stride + r->slot * v->slot_stride + kv_head * v->head_stride;
+    const bf16 *values = keys + v->kv_heads * v->head_stride;
+    const uint8_t *visible = v->visible ? v->visible + b * v->visible_request : 0;
+    const long written = r->start + r->count - r->base, width = v->width < written ? v->width : written;  // none sees beyond
     int32_t *turned = (int32_t *)(scratch + SCORED * room), *seen = turned + LANES * dim / 2;
+    const __m512 scale = _mm512_set1_ps(1.0f / sqrtf(dim));
     const bf16 *queries[SCORED];
     float *scores[SCORED];
     for (long i = 0; i < count; i++) {
-        queries[i] = c->q + (first + from + i / group) * c->q_stride + (kv_head * group + i % group) * dim;
+        queries[i] = qkv + ((first + from + i / group) * (heads + 2 * v->kv_heads) + kv_head * group + i % group) * dim;
         scores[i] = scratch + i * room;
     }
     long scored = visible ? r->base : r->start + to;
     for (long row = from; visible && row < to; row++) {
         long last = width;
-        while (last > 0 && !visible[row * c->visible_row + last - 1]) last--;
+        while (last > 0 && !visible[row * v->visible_row + last - 1]) last--;
         if (r->base + last > scored) scored = r->base + last;
     }
     for (long at = 0; at < scored; at += LANES) {
@@ -138,25 +135,25 @@ static void attend_piece(const call *c, const request *r, long b, long first, lo
         for (long i = 0; i < LANES; i++) sixteen[i] = keys + (at + i < scored ? at + i : scored - 1) * dim;
         for (long d = 0; d < dim; d += 2 * LANES) transpose(sixteen, d, turned + LANES * d / 2);
         for (long i = 0; i < count; i += QUERIES) {
-#define SCORE(n) score(n, queries + i, turned, dim / 2, _mm512_set1_ps(c->scale), scores + i, at)
+#define SCORE(n) score(n, queries + i, turned, dim / 2, scale, scores + i, at)
             FOR_COUNT(count - i, SCORE)
         }
     }
     for (long row = from; row < to; row++) {
         float *const *own = scores + (row - from) * group;
         float total[SCORED];
+        bf16 *out[SCORED];
         long base = r->start + row + 1, length = base;  // without a mask: all up to itself
         if (visible) {
             base = length = r->base;
             for (long i = 0; i < width; i++)
-                if (visible[row * c->visible_row + i]) seen[length++ - base] = base + i;
+                if (visible[row * v->visible_row + i]) seen[length++ - base] = base + i;
         }
         for (long h = 0; h < group; h++) {
             for (long j = base; j < length; j++) own[h][j] = own[h][seen[j - base]];
             total[h] = exponentials(own[h], length);
+            out[h] = all_out + ((first + row) * heads + kv_head * group + h) * dim;
         }
-        bf16 *out[SCORED];
-        for (long h = 0; h < group; h++) out[h] = c->out + ((first + row) * c->heads + kv_head * group + h) * dim;
         for (long h = 0; h < group; h += QUERIES) {
 #define WEIGH(n) weigh(n, own + h, total + h, values, base, seen, length, dim, out + h)
             FOR_COUNT(group - h, WEIGH)
@@ -164,28 +161,24 @@ static void attend_piece(const call *c, const request *r, long b, long first, lo
     }
 }
 
+// Floats of a view's scratch.
 long attention_scratch(long end, long width, long dim, int threads) { return threads * scratch_of(end, width, dim); }
 
-// q [M, heads, dim] with a stride between rows, M the counts of all requests; cache: a layer's [slot, 2 kv_heads, row, dim], values
-// `value_offset` behind their keys; visible[b, i, c]: whether row i of request b sees cache row base + c, `width` of those (null: row i
-// sees all up to start + i); end: the most rows that any sees; scratch: attention_scratch floats; out [M, heads, dim].
+// qkv [M, heads + 2 kv_heads, dim], rotated, its keys and values in the cache -> out [M, heads, dim].
 // dim is a multiple of 32 and heads / kv_heads at most 64; every row sees something.
-void attend(const bf16 *q, long q_stride, const bf16 *cache, long slot_stride, long head_stride, long value_offset,
-            const request *requests, long batch, const uint8_t *visible, long visible_request, long visible_row, long width, float scale,
-            float *scratch, long end, bf16 *out, long heads, long kv_heads, long dim, int threads) {
-    const call c = {q, cache, out, visible, q_stride, slot_stride, head_stride, value_offset, visible_request, visible_row, width, end,
-                    heads, kv_heads, dim, scale};
-    long total = 0, pieces = 0;
-    for (long b = 0; b < batch; b++) total += requests[b].count;
+void attend(const view *v, long layer, const bf16 *qkv, bf16 *out, long heads) {
     // Rows that are done together turn their keys once; fewer keep every thread busy.
-    const long most = SCORED / (heads / kv_heads), even = (total * kv_heads + 2 * threads - 1) / (2 * threads);
+    const long group = heads / v->kv_heads, most = group < USUAL ? USUAL / group : 1;
+    const long even = (v->rows * v->kv_heads + 2 * v->threads - 1) / (2 * v->threads);
     const long rows = even > most ? most : even < 4 && most >= 4 ? 4 : even;
-    for (long b = 0; b < batch; b++) pieces += (requests[b].count + rows - 1) / rows * kv_heads;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    long pieces = 0;
+    for (long b = 0; b < v->batch; b++) pieces += (v->requests[b].count + rows - 1) / rows * v->kv_heads;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(v->threads)
     for (long piece = 0; piece < pieces; piece++) {
-        long left = piece / kv_heads, b = 0, first = 0;
-        for (; left >= (requests[b].count + rows - 1) / rows; first += requests[b++].count) left -= (requests[b].count + rows - 1) / rows;
-        const long from = left * rows, to = from + rows < requests[b].count ? from + rows : requests[b].count;
-        attend_piece(&c, requests + b, b, first, from, to, piece % kv_heads, scratch + omp_get_thread_num() * scratch_of(end, width, dim));
+        long left = piece / v->kv_heads, b = 0, first = 0;
+        for (long own; left >= (own = (v->requests[b].count + rows - 1) / rows); left -= own) first += v->requests[b++].count;
+        const long from = left * rows, to = from + rows < v->requests[b].count ? from + rows : v->requests[b].count;
+        float *scratch = v->scratch + omp_get_thread_num() * scratch_of(v->end, v->width, v->dim);
+        attend_piece(v, layer, qkv, out, heads, b, first, from, to, piece % v->kv_heads, scratch);
     }
 }

@@ -16,7 +16,7 @@ import torch
 from ...user_cache import user_cache
 
 FOLDER = Path(__file__).parent
-UNITS = ("linear.c", "rows.c", "attention.c")
+UNITS = ("linear.c", "rows.c", "attention.c", "layers.c")
 FLAGS = ("-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-fopenmp", "-fPIC")
 SWITCH = "ADAPTIVESPEC_COMPILE"
 """Environment variable: 0 compiles nothing."""
@@ -25,12 +25,9 @@ _POINTER, _LONG, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, 
 _SIGNATURES = {
     "linear": [_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _INT],
     "rms_norm": [_POINTER, _LONG, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT],
-    "silu_multiply": [_POINTER, _POINTER, _LONG, _LONG, _INT],
-    "rotate": [*3 * [_POINTER], _LONG, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _POINTER, *4 * [_LONG]],
-    "attend": [
-        *[_POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG],
-        *[_FLOAT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _INT],
-    ],
+    "run_attention": [_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
+    "run_mlp": [_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT],
+    "run_layers": [_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER],
 }
 
 

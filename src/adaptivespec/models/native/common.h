@@ -14,6 +14,18 @@ typedef struct {
     long slot, base, start, count;
 } request;
 
+// A block of M new rows and the cache they go to: the same for all layers of a forward. Fields as in ops.py.
+typedef struct {
+    bf16 *cache;               // [layer, slot, 2 kv_heads, row, dim], keys before values; strides in values
+    const request *requests;   // [batch]
+    const uint8_t *visible;    // [b, i, c]: whether row i of request b sees cache row base + c; null: it sees all up to start + i
+    const bf16 *cosine, *sine;  // [M, dim], with a stride
+    float *scratch;            // attention_scratch values
+    bf16 *buffer;              // for the values between the linears of a layer
+    long layer_stride, slot_stride, head_stride, kv_heads, dim, batch, rows, visible_request, visible_row, width, end, angle_stride;
+    int threads;
+} view;
+
 static inline __m512 widen_masked(const bf16 *from, __mmask16 mask) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
 }
@@ -44,3 +56,10 @@ static inline __m512 exponential(__m512 x) {
     p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
     return _mm512_scalef_ps(p, n);
 }
+
+void linear(const bf16 *x, long x_stride, const bf16 *weight, const bf16 *bias, const bf16 *residual, long residual_stride, bf16 *y,
+            long rows, long outputs, long inner, int threads);
+void rms_norm(const bf16 *x, long x_stride, const bf16 *weight, float eps, bf16 *y, long rows, long width, int threads);
+void silu_multiply(const bf16 *gate_up, bf16 *y, long rows, long width, int threads);
+void rotate(const view *v, long layer, bf16 *qkv, const bf16 *q_norm, const bf16 *k_norm, float eps, long heads);
+void attend(const view *v, long layer, const bf16 *qkv, bf16 *out, long heads);

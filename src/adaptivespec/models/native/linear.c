@@ -6,9 +6,9 @@
 #include "common.h"
 
 enum {
-    VECTORS = 4,              // registers side by side
+    VECTORS = 3,              // registers side by side
     PANEL = LANES * VECTORS,  // as in ops.py
-    ROWS = 6,                 // rows whose sums fit in the registers beside four of weights
+    ROWS = 9,                 // rows whose sums fit in the registers beside three of weights
     AHEAD = 4096,             // bytes
 };
 
@@ -68,6 +68,9 @@ void linear(const bf16 *x, long x_stride, const bf16 *weight, const bf16 *bias, 
                 case 3: RUN(3); break;
                 case 4: RUN(4); break;
                 case 5: RUN(5); break;
+                case 6: RUN(6); break;
+                case 7: RUN(7); break;
+                case 8: RUN(8); break;
                 default: RUN(ROWS);
             }
         }

@@ -49,23 +49,22 @@ static inline void rotate_head(const bf16 *x, const bf16 *cosine, const bf16 *si
     }
 }
 
-// Rotate queries in place and keys into the cache, copy values there; queries and keys are normalised before if weights are given.
-// qkv [M, heads + 2 kv_heads, dim], M the counts of all requests; cosine, sine [M, dim] with a stride; cache: a layer's, keys first.
-void rotate(bf16 *qkv, const bf16 *cosine, const bf16 *sine, long angle_stride, const bf16 *q_norm, const bf16 *k_norm, float eps,
-            bf16 *cache, long slot_stride, long head_stride, const request *requests, long batch, long heads, long kv_heads, long dim) {
-    for (const request *r = requests; r < requests + batch; r++)
-        for (long i = 0; i < r->count; i++, cosine += angle_stride, sine += angle_stride, qkv += (heads + 2 * kv_heads) * dim) {
-            bf16 *row = cache + r->slot * slot_stride + (r->start + i) * dim;
-            for (long h = 0; h < heads + 2 * kv_heads; h++) {
-                bf16 *head = qkv + h * dim;
-                const bf16 *norm = h < heads ? q_norm : k_norm;
-                if (norm && h < heads + kv_heads) norm_row(head, norm, eps, head, dim);
-                if (h < heads)
-                    rotate_head(head, cosine, sine, head, dim);
-                else if (h < heads + kv_heads)
-                    rotate_head(head, cosine, sine, row + (h - heads) * head_stride, dim);
+// Rotate queries in place and keys into a layer's cache, copy values there; queries and keys are normalised before if weights are given.
+// qkv [M, heads + 2 kv_heads, dim].
+void rotate(const view *v, long layer, bf16 *qkv, const bf16 *q_norm, const bf16 *k_norm, float eps, long heads) {
+    const long dim = v->dim, keys = heads + v->kv_heads, all = keys + v->kv_heads;
+    const bf16 *cosine = v->cosine, *sine = v->sine;
+    for (const request *r = v->requests; r < v->requests + v->batch; r++)
+        for (long i = 0; i < r->count; i++, cosine += v->angle_stride, sine += v->angle_stride) {
+            bf16 *row = v->cache + layer * v->layer_stride + r->slot * v->slot_stride + (r->start + i) * dim;
+            for (long h = 0; h < all; h++, qkv += dim) {
+                bf16 *place = h < heads ? qkv : row + (h - heads) * v->head_stride;
+                const bf16 *norm = h < heads ? q_norm : h < keys ? k_norm : 0;
+                if (norm) norm_row(qkv, norm, eps, qkv, dim);
+                if (h < keys)
+                    rotate_head(qkv, cosine, sine, place, dim);
                 else
-                    memcpy(row + (h - heads) * head_stride, head, dim * sizeof(bf16));
+                    memcpy(place, qkv, dim * sizeof(bf16));
             }
         }
 }
