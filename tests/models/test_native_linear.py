@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptivespec.models.linear import Linear
-from adaptivespec.models.native import ops
+from adaptivespec.models.native import build, ops, pages
 from adaptivespec.models.native.build import library
 
 runs = pytest.mark.skipif(library() is None, reason="no AVX512-BF16 without AMX, or no C compiler")
@@ -73,6 +77,11 @@ def test_threads_change_no_bit() -> None:
 def test_other_shapes_and_types_are_refused() -> None:
     linear = Linear(torch.randn(70, 64).bfloat16())
     x = torch.randn(3, 64).bfloat16()
+    for bias in (torch.zeros(70), torch.zeros(69).bfloat16()):
+        with pytest.raises(ValueError, match="a bias of"):
+            Linear(torch.randn(70, 64).bfloat16(), bias)
+    with pytest.raises(ValueError, match="expected a bf16 weight"):
+        ops.rms_norm(x, torch.ones(64), 1e-6)
     for wrong in ((x.float(), None), (x[:, :62], None), (x, torch.zeros(3, 64).bfloat16()), (x, torch.zeros(2, 70).bfloat16())):
         with pytest.raises(ValueError, match="expected bf16"):
             linear(*wrong)
@@ -100,17 +109,51 @@ def test_without_a_compiler_the_linear_is_another(tmp_path: Path, environment: d
 
 
 @runs
+def test_a_compiler_with_arguments(tmp_path: Path) -> None:
+    assert kernel_in_new_process(tmp_path, CC="cc -pthread").communicate(timeout=120)[0].strip() == "native"
+
+
+@runs
 def test_a_cache_that_cannot_be_written_or_holds_rubbish(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() == "native"
     [built] = (tmp_path / "adaptivespec" / "kernels").iterdir()
-    assert kernel_in_new_process(tmp_path, CC="no-such-compiler").communicate(timeout=120)[0].strip() == "native"
+    assert (
+        kernel_in_new_process(tmp_path, PATH="/nowhere").communicate(timeout=120)[0].strip() == "native"
+    )
+    shutil.copy(_ctypes.__file__, built)  # a library, and none of ours
+    assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() in ("onednn", "torch")
     built.write_bytes(b"rubbish")
     for cache in (blocked, tmp_path):
         out, err = kernel_in_new_process(cache).communicate(timeout=120)
         assert out.strip() in ("onednn", "torch")
         assert not err
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "user_cache", homeless)
+    assert build.library.__wrapped__() is None
+
+
+def test_models_loaded_by_several_threads_share_no_byte() -> None:
+    weights, barrier = pages.Pages(), threading.Barrier(4)
+
+    def take(number: int) -> list[tuple[torch.Tensor, int]]:
+        barrier.wait()
+        return [(weights.empty((1 + i % 37,), torch.bfloat16).fill_(number), number) for i in range(3000)]
+
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(4) as pool:
+            taken = [pair for own in pool.map(take, range(4)) for pair in own]
+    finally:
+        sys.setswitchinterval(interval)
+    assert all((tensor == number).all() for tensor, number in taken)
 
 
 @runs

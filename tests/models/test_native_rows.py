@@ -122,7 +122,7 @@ def test_attention_against_brute_force(drawn: tuple[Block, int, int, int, int], 
     block, kv_heads, group, dim, length = drawn
     noise = torch.Generator().manual_seed(seed)
     heads, rows = kv_heads * group, sum(block.counts)
-    cache = KVCache(2, max(block.slots) + 1, kv_heads, length, dim, torch.bfloat16, CPU, native=True)
+    cache = KVCache(2, max(block.slots) + 1, kv_heads, length, dim, torch.bfloat16, CPU, native_group=group)
     cache.data.copy_(torch.randn(cache.data.shape, generator=noise))
     before = cache.data.clone()
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim, generator=noise).bfloat16()
@@ -179,7 +179,7 @@ def test_a_verified_row_is_a_decoded_row(decoder: Decoder, data: st.DataObject) 
     requests = data.draw(st.lists(st.tuples(st.integers(1, 70), trees()), min_size=1, max_size=3))
     noise = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     cache = decoder.new_cache(len(requests), 100)
-    assert cache.native
+    assert cache.native_group
     prompts = [torch.randint(2, VOCAB, (n,), generator=noise) for n, _ in requests]
 
     def prefill(into: KVCache, slot: int, prompt: torch.Tensor) -> None:
@@ -254,6 +254,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert decoder.native is not None
     with pytest.raises(ValueError, match="features of layers"):
         view.run(decoder.native, x, [6])
+    with pytest.raises(ValueError, match="is not one that the kernels can work on"):
+        NativeView(KVCache(1, 1, 1, 16, 32, torch.float32, CPU, native_group=1), Block([0], [0], [0], [1], None), angles(1))
+    other = KVCache(6, 1, 1, 16, dim, torch.bfloat16, CPU, native_group=2)
+    with pytest.raises(ValueError, match="is not this model's"):
+        NativeView(other, block, angles(2)).attention(0, layer.native, x, x)
+    with pytest.raises(ValueError, match="contiguous"):
+        view.run(decoder.native, x[:1].expand(2, hidden), [])
     with pytest.raises(ValueError, match="contiguous"):
         view.run(decoder.native, torch.zeros(2, 2 * hidden).bfloat16()[:, :hidden], [])
 
@@ -262,9 +269,23 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_heads_and_widths_that_the_kernels_cannot_take(tmp_path: Path, overrides: dict[str, int]) -> None:
     decoder = load_model(make_tiny_model("llama", tmp_path, **overrides), "bf16").decoder
     cache = decoder.new_cache(1, 16)
-    assert not cache.native
+    assert not cache.native_group
     out, _ = decoder.forward(torch.tensor([5]), torch.tensor([0]), cache, Block([0], [0], [0], [1], None))
     assert out.isfinite().all()
+
+
+def test_a_block_without_rows(tmp_path: Path) -> None:
+    decoder = load_model(make_tiny_model("llama", tmp_path, hidden_size=384, num_attention_heads=12, num_key_value_heads=1), "bf16").decoder
+    none = torch.zeros(0, dtype=torch.int64)
+    assert len(decoder.forward(none, none, decoder.new_cache(1, 4), Block([0], [0], [0], [0], None))[0]) == 0
+
+
+def test_a_broken_key_is_not_hidden(tmp_path: Path) -> None:
+    decoder = load_model(make_tiny_model("llama", tmp_path, hidden_size=128), "bf16").decoder
+    cache = decoder.new_cache(1, 8)
+    cache.data[0, 0, 0, 1, 5] = math.nan
+    out, _ = decoder.forward(torch.tensor([5]), torch.tensor([3]), cache, Block([0], [3], [3], [1], None))
+    assert out.isnan().any()
 
 
 def test_without_a_mask_a_row_sees_all_up_to_itself(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ class Eagle3(ModelDrafter):
     def _new_cache(self, num_slots: int, rows: int) -> KVCache:
         self.rotary.grow(rows)
         sizes = (1, num_slots, self.config.num_kv_heads, rows, self.config.head_dim)
-        return KVCache(*sizes, self.dtype, self.device, native=self.attention.native is not None)
+        group = self.config.num_heads // self.config.num_kv_heads if self.attention.native is not None else 0
+        return KVCache(*sizes, self.dtype, self.device, native_group=group)
 
     def _fuse(self, features: torch.Tensor | None) -> torch.Tensor | None:
         assert features is not None

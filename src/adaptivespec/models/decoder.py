@@ -112,7 +112,8 @@ class Decoder:
         config = self.config
         self.rotary.grow(length)
         sizes = (config.num_layers, num_slots, config.num_kv_heads, length, config.head_dim)
-        return KVCache(*sizes, self.dtype, self.device, native=self.native is not None)
+        group = config.num_heads // config.num_kv_heads if self.native is not None else 0
+        return KVCache(*sizes, self.dtype, self.device, native_group=group)
 
     @torch.inference_mode()
     def forward(

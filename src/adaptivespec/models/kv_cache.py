@@ -142,7 +142,7 @@ class KVCache:
     Args:
         num_layers, num_slots, num_kv_heads, length, head_dim: of `data`.
         dtype, device: of `data`.
-        native: whether the attention over it is the compiled one.
+        native_group: query heads of each key head where the attention over it is the compiled one; 0 where it is torch's.
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        native: bool = False,
+        native_group: int = 0,
     ) -> None:
         self.data = _lazy_zeros((num_layers, num_slots, 2 * num_kv_heads, length, head_dim), dtype, device)
-        self.num_kv_heads, self.length, self.native = num_kv_heads, length, native
+        self.num_kv_heads, self.length, self.native_group = num_kv_heads, length, native_group
 
     def view(self, block: Block, angles: tuple[torch.Tensor, torch.Tensor]) -> CacheView | NativeView:
         """What one forward writes and reads, made once for all layers; `angles` rotate the new rows."""
-        return NativeView(self, block, angles) if self.native else CacheView(self, block, angles)
+        return NativeView(self, block, angles) if self.native_group else CacheView(self, block, angles)
 
     def compact(self, slot: int, start: int, offsets: list[int]) -> None:
         """Move rows start + offsets[i] to start + i, for increasing offsets; rows already in place are not touched."""

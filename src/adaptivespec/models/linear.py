@@ -27,12 +27,17 @@ def can_prepack() -> bool:
 class Linear:
     """y = x W^T + b for x [M, in], W [out, in]. Keeps only the packed weight where packing is possible.
 
+    Raises:
+        ValueError: a bias of another type or shape.
+
     Attributes:
         kernel: "native" (ours), "onednn" or "torch".
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
+        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype or not bias.is_contiguous()):
+            raise ValueError(f"a bias of {bias.dtype} {list(bias.shape)} for a weight of {weight.dtype} {list(weight.shape)}")
         self.bias = bias
         self.num_bytes = weight.numel() * weight.element_size()
         self.kernel, self.weight = "torch", weight

@@ -8,8 +8,8 @@
 
 enum {
     QUERIES = 8,   // scored together: as many chains of sums as hide the latency of one
-    SCORED = 64,   // most queries of one piece of work,
-    USUAL = 32,    // and as many as a few rows are given: their scores stay in the nearest cache
+    SCORED = 64,   // most heads that may share a key head
+    USUAL = 32,    // queries of one piece of work: their scores stay in the nearest cache
     WIDTH = 32,    // values of a head that are summed together
 };
 
@@ -104,8 +104,13 @@ static inline __attribute__((always_inline)) void weigh(
         default: CALL(QUERIES); \
     }
 
+// Queries of one piece of work: as many rows as are usual, but at least one.
+static long queries_of(long group) { return group > USUAL ? group : USUAL; }
+
 // Floats of scratch for one thread.
-static long scratch_of(long end, long width, long dim) { return SCORED * (end + LANES) + LANES * dim / 2 + width; }
+static long scratch_of(long end, long width, long dim, long group) {
+    return queries_of(group) * (end + LANES) + LANES * dim / 2 + width;
+}
 
 // Rows `from` to `to` of request `b`, whose first row is row `first` of all, with one key head.
 static void attend_piece(const view *v, long layer, const bf16 *qkv, bf16 *all_out, long heads, long b, long first, long from, long to,
@@ -116,7 +121,7 @@ static void attend_piece(const view *v, long layer, const bf16 *qkv, bf16 *all_o
     const bf16 *values = keys + v->kv_heads * v->head_stride;
     const uint8_t *visible = v->visible ? v->visible + b * v->visible_request : 0;
     const long written = r->start + r->count - r->base, width = v->width < written ? v->width : written;  // none sees beyond
-    int32_t *turned = (int32_t *)(scratch + SCORED * room), *seen = turned + LANES * dim / 2;
+    int32_t *turned = (int32_t *)(scratch + queries_of(group) * room), *seen = turned + LANES * dim / 2;
     const __m512 scale = _mm512_set1_ps(1.0f / sqrtf(dim));
     const bf16 *queries[SCORED];
     float *scores[SCORED];
@@ -162,13 +167,14 @@ static void attend_piece(const view *v, long layer, const bf16 *qkv, bf16 *all_o
 }
 
 // Floats of a view's scratch.
-long attention_scratch(long end, long width, long dim, int threads) { return threads * scratch_of(end, width, dim); }
+long attention_scratch(long end, long width, long dim, long group, int threads) { return threads * scratch_of(end, width, dim, group); }
 
 // qkv [M, heads + 2 kv_heads, dim], rotated, its keys and values in the cache -> out [M, heads, dim].
 // dim is a multiple of 32 and heads / kv_heads at most 64; every row sees something.
 void attend(const view *v, long layer, const bf16 *qkv, bf16 *out, long heads) {
+    if (!v->rows) return;
     // Rows that are done together turn their keys once; fewer keep every thread busy.
-    const long group = heads / v->kv_heads, most = group < USUAL ? USUAL / group : 1;
+    const long group = heads / v->kv_heads, most = queries_of(group) / group;
     const long even = (v->rows * v->kv_heads + 2 * v->threads - 1) / (2 * v->threads);
     const long rows = even > most ? most : even < 4 && most >= 4 ? 4 : even;
     long pieces = 0;
@@ -178,7 +184,7 @@ void attend(const view *v, long layer, const bf16 *qkv, bf16 *out, long heads) {
         long left = piece / v->kv_heads, b = 0, first = 0;
         for (long own; left >= (own = (v->requests[b].count + rows - 1) / rows); left -= own) first += v->requests[b++].count;
         const long from = left * rows, to = from + rows < v->requests[b].count ? from + rows : v->requests[b].count;
-        float *scratch = v->scratch + omp_get_thread_num() * scratch_of(v->end, v->width, v->dim);
+        float *scratch = v->scratch + omp_get_thread_num() * scratch_of(v->end, v->width, v->dim, group);
         attend_piece(v, layer, qkv, out, heads, b, first, from, to, piece % v->kv_heads, scratch);
     }
 }

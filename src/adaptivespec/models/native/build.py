@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -41,36 +42,55 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0" or cpu_has("amx_tile") or not cpu_has("avx512_bf16"):
         return None
     try:
-        loaded = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError):
+        path = _path()
+        if not path.exists():
+            _compile(path)
+        return _load(path)
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home, so no cache
         return None
-    for name, arguments in _SIGNATURES.items():
-        kernel = getattr(loaded, name)
-        kernel.argtypes, kernel.restype = arguments, None
-    loaded.attention_scratch.argtypes, loaded.attention_scratch.restype = [_LONG, _LONG, _LONG, _INT], _LONG
-    return loaded if loaded.supported() else None
 
 
-def _compiled() -> Path:
-    """The shared library, compiled if the cache doesn't have it; it appears there whole, whoever else compiles at the same time.
+def _load(path: Path) -> ctypes.CDLL | None:
+    """The kernels in a file with their signatures; None if they are not in it, or not for this CPU."""
+    try:
+        loaded = ctypes.CDLL(str(path))
+        for name, arguments in _SIGNATURES.items():
+            kernel = getattr(loaded, name)
+            kernel.argtypes, kernel.restype = arguments, None
+        loaded.attention_scratch.argtypes, loaded.attention_scratch.restype = [*4 * [_LONG], _INT], _LONG
+        return loaded if loaded.supported() else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _path() -> Path:
+    """Where the library of these sources and this compiler is kept. Raises RuntimeError: the user has no home."""
+    content = b"".join((FOLDER / name).read_bytes() for name in (*UNITS, "common.h"))
+    key = hashlib.sha256(content + " ".join((*FLAGS, *_compiler())).encode()).hexdigest()[:16]
+    return user_cache() / "kernels" / f"kernels-{key}.so"
+
+
+def _compiler() -> list[str]:
+    """The compiler's command, `CC` or cc; it may have arguments."""
+    return shlex.split(os.environ.get("CC") or "cc")
+
+
+def _compile(path: Path) -> None:
+    """Write the library, whole or not at all, whoever else compiles at the same time.
 
     Raises:
-        OSError, subprocess.SubprocessError: no compiler, or none that can.
+        OSError, subprocess.SubprocessError: no compiler, none that can, or a place that cannot be written.
     """
-    sources = [FOLDER / name for name in (*UNITS, "common.h")]
-    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + " ".join(FLAGS).encode()).hexdigest()[:16]
-    folder = user_cache() / "kernels"
-    path = folder / f"kernels-{key}.so"
-    if not path.exists():
-        compiler = shutil.which(os.environ.get("CC") or "cc")
-        if compiler is None:
-            raise OSError("no C compiler")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built, linked = [Path(scratch) / f"{name}.o" for name in UNITS], Path(scratch) / "kernels.so"
-            # Linked without an OpenMP of its own: torch's is loaded already, and two pools of threads would fight for the cores.
-            commands = [(*FLAGS, "-c", str(FOLDER / name), "-o", str(to)) for name, to in zip(UNITS, built, strict=True)]
-            for command in (*commands, ("-shared", *map(str, built), "-o", str(linked))):
-                subprocess.run([compiler, *command], check=True, capture_output=True, timeout=120)
-            os.replace(linked, path)
-    return path
+    compiler = _compiler()
+    if shutil.which(compiler[0]) is None:
+        raise OSError("no C compiler")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built, linked = [Path(scratch) / f"{name}.o" for name in UNITS], Path(scratch) / "kernels.so"
+        # Linked without an OpenMP of its own: torch's is loaded already, and two pools of threads would fight for the cores.
+        commands = [(*FLAGS, "-c", str(FOLDER / name), "-o", str(to)) for name, to in zip(UNITS, built, strict=True)]
+        for command in (*commands, ("-shared", *map(str, built), "-o", str(linked))):
+            subprocess.run([*compiler, *command], check=True, capture_output=True, timeout=120)
+        with linked.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(linked, path)

@@ -43,7 +43,7 @@ static inline __mmask16 lanes(long left) { return left >= LANES ? 0xffff : left 
 
 // e^x (0 or infinite beyond 104) within 2 units of the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' coefficients).
 static inline __m512 exponential(__m512 x) {
-    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-104.0f)), _mm512_set1_ps(104.0f));
+    x = _mm512_min_ps(_mm512_set1_ps(104.0f), _mm512_max_ps(_mm512_set1_ps(-104.0f), x));  // in this order a NaN passes
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);

@@ -5,7 +5,8 @@
 // Fields as in ops.py; weights packed for linear.c, biases and norms null where a model has none.
 typedef struct {
     const bf16 *qkv, *bias, *out, *q_norm, *k_norm;
-    long inner, hidden, heads;  // width of its input and its output
+    long inner, hidden;  // width of its input and its output
+    long heads, kv_heads, dim;
     float eps;
 } attention;
 

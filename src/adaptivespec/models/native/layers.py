@@ -34,7 +34,7 @@ class _View(ctypes.Structure):
 class _Attention(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("qkv", "bias", "out", "q_norm", "k_norm")),
-        *((name, _LONG) for name in ("inner", "hidden", "heads")),
+        *((name, _LONG) for name in ("inner", "hidden", "heads", "kv_heads", "dim")),
         ("eps", ctypes.c_float),
     ]
 
@@ -62,6 +62,8 @@ def native_attention(module: Attention) -> _Attention | None:
         qkv.in_features,
         out.out_features,
         module.heads,
+        module.kv_heads,
+        module.dim,
         module.eps,
     )
 
@@ -107,6 +109,8 @@ class NativeView:
         data, (cosine, sine) = cache.data, angles
         layers, slots, _, length, dim = data.shape
         rows, batch = sum(block.counts), len(block.slots)
+        if data.dtype != torch.bfloat16 or not data.is_contiguous() or dim % 32 or not 0 < cache.native_group <= MOST_HEADS:
+            raise ValueError(f"a cache of {data.dtype} {list(data.shape)} is not one that the kernels can work on")
         requests = (_Request * batch)()
         for i, (slot, base, start, count) in enumerate(zip(block.slots, block.bases, block.starts, block.counts, strict=True)):
             if not (0 <= slot < slots and 0 <= base <= start and count >= 0 and start + count <= length):
@@ -122,8 +126,9 @@ class NativeView:
         for table in (cosine, sine):
             if table.dtype != torch.bfloat16 or table.shape != (rows, 1, dim) or table.stride() != cosine.stride() or table.stride(2) != 1:
                 raise ValueError(f"expected angles of bf16 [{rows}, 1, {dim}], not {table.dtype} {list(table.shape)}")
-        threads, self.kernels = torch.get_num_threads(), kernels()
-        scratch = torch.empty(self.kernels.attention_scratch(block.end, width, dim, threads), dtype=torch.float32)
+        self.kernels, self.group, threads = kernels(), cache.native_group, torch.get_num_threads()
+        room = self.kernels.attention_scratch(block.end, width, dim, self.group, threads)
+        scratch = torch.empty(room, dtype=torch.float32, device="cpu")
         self.alive = (data, requests, visible, cosine, sine, scratch)  # whatever the view points to
         self.rows, self.layers, self.buffer = rows, layers, data.new_empty(0)
         self.view = _View(
@@ -150,7 +155,9 @@ class NativeView:
         )
 
     def _reserve(self, attention: _Attention, mlp: _MLP | None) -> None:
-        """Make room for what lies between the linears of a layer."""
+        """Make room for what lies between the linears of a layer. Raises ValueError: layers of another model than the cache's."""
+        if (attention.heads, attention.kv_heads, attention.dim) != (self.view.kv_heads * self.group, self.view.kv_heads, self.view.dim):
+            raise ValueError(f"a cache of {self.view.kv_heads} key heads of {self.view.dim} is not this model's")
         wide = 2 * (attention.heads + self.view.kv_heads) * self.view.dim
         needed = self.rows * max(wide, 3 * mlp.inner if mlp is not None else 0)
         if len(self.buffer) < needed:
@@ -195,7 +202,8 @@ class NativeView:
             ValueError: x of another shape or type, not contiguous, or no such layer.
         """
         hidden = layers[0].mlp.hidden
-        if as_rows(x, self.rows, hidden).stride(0) != hidden or len(layers) != self.layers:
+        as_rows(x, self.rows, hidden)
+        if not x.is_contiguous() or len(layers) != self.layers:
             raise ValueError(f"expected contiguous rows of {hidden} and {self.layers} layers")
         if any(not 0 <= layer < self.layers for layer in taken):
             raise ValueError(f"features of layers {list(taken)}, of {self.layers}")

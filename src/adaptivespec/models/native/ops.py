@@ -80,6 +80,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [M, H] (rows may have gaps), weight [H] -> [M, H]; one rounding. Raises ValueError: x of another type or shape."""
     rows, width = len(x), len(weight)
     x = as_rows(x, rows, width)
+    if weight.dtype != torch.bfloat16 or not weight.is_contiguous():
+        raise ValueError(f"expected a bf16 weight, not {weight.dtype}")
     y = x.new_empty(rows, width)
     kernels().rms_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), eps, y.data_ptr(), rows, width, torch.get_num_threads())
     return y

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import threading
 
 import torch
 
@@ -19,15 +20,17 @@ class Pages:
     def __init__(self) -> None:
         self.chunk: mmap.mmap | None = None
         self.used = 0
+        self.lock = threading.Lock()  # two threads may load models
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros on the CPU, at least one value large, aligned to a cache line."""
         count = math.prod(shape)
         nbytes = count * dtype.itemsize
-        if self.chunk is None or self.used + nbytes > len(self.chunk):
-            self.chunk, self.used = _chunk(max(CHUNK, nbytes)), 0
-        tensor = torch.frombuffer(self.chunk, dtype=dtype, count=count, offset=self.used)
-        self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        with self.lock:
+            if self.chunk is None or self.used + nbytes > len(self.chunk):
+                self.chunk, self.used = _chunk(max(CHUNK, nbytes)), 0
+            tensor = torch.frombuffer(self.chunk, dtype=dtype, count=count, offset=self.used)
+            self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return tensor.view(shape)
 
 
