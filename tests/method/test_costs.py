@@ -62,17 +62,42 @@ def test_factors_follow_the_load_and_shrug_at_frozen_steps() -> None:
     for _ in range(200):
         told = TABLE.step((1, 4), 8, 1)
         model.observe((1, 4), 8, 1, (told[0] * 2, told[1] * 3, told[2]))
-    assert (model.draft, model.verify, model.rest) == pytest.approx((2, 3, 1), rel=0.01)
-    before = model.verify
+    assert (model.draft, model.verifying(1, 8), model.rest) == pytest.approx((2, 30, 1), rel=0.01)
+    before = model.verifying(1, 8)
     model.observe((1, 4), 8, 1, (1e3, 1e3, 1e3))
-    assert model.verify < 1.05 * before
+    assert model.verifying(1, 8) < 1.05 * before
     drafting = model.draft
     model.observe((), 1, 1, (5.0, 30.0, 0.5))  # the drafter was not asked: nothing to learn about it
     assert model.draft == drafting
-    assert model.verifying(1, 8) == pytest.approx(model.verify * 10)
-    assert model.plain(1) == pytest.approx(model.verify * 10 + model.rest * 0.5)
+    assert model.plain(1) == pytest.approx(model.verifying(1, 1) + model.rest * 0.5)
     fixed = CostModel(TABLE, follows=False)
     fixed.observe((1, 4), 8, 1, (9.0, 99.0, 9.0))
-    assert (fixed.draft, fixed.verify, fixed.rest) == (1, 1, 1)
+    assert (fixed.draft, fixed.verify, fixed.rest, fixed.memory) == (1, 1, 1, 1)
     model.use(TABLE)
-    assert model.verify == 1
+    assert (model.verify, model.memory) == (1, 1)
+
+
+def waits(memory: float, batch: int = 1) -> Curve:
+    """A verify that waits `memory` for its weights and computes 9 + 2 a row: whichever is longer, with a smooth turn."""
+    rows = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    return Curve(tuple(batch * n for n in rows), tuple((memory**4 + (9 + 2 * batch * n) ** 4) ** 0.25 for n in rows))
+
+
+@pytest.mark.parametrize(("calibrated", "now"), [(18.0, 30.0), (30.0, 18.0), (20.0, 20.0)])
+def test_memory_that_has_become_slower_or_faster(calibrated: float, now: float) -> None:
+    """From steps of a few rows the model finds what others cost, though a factor for all rows could not be right."""
+    model, true = CostModel(CostTable(Curve((1,), (1.0,)), Curve((1,), (1.0,)), {1: waits(calibrated)}, 0.5)), waits(now)
+    for _ in range(150):
+        for rows in (3, 5, 8, 6):
+            model.observe((1,), rows, 1, (1.0, true.at(rows), 0.5))
+    for rows, off in ((1, 0.06), (4, 0.06), (8, 0.06), (12, 0.1), (16, 0.1)):
+        assert model.verifying(1, rows) == pytest.approx(true.at(rows), rel=off), rows
+    added = model.rows_beyond(1, 1, 12, torch.device("cpu"))
+    assert added.tolist() == pytest.approx([model.verifying(1, n) - model.verifying(1, 1) for n in range(2, 14)], rel=1e-3, abs=1e-3)
+
+
+def test_arithmetic_is_the_further_half_of_a_curve() -> None:
+    assert Curve((1, 8, 16, 32), (10.0, 11.0, 20.0, 36.0)).arithmetic_at(4) == pytest.approx(8)
+    assert Curve((1, 32), (10.0, 10.0)).arithmetic_at(4) == Curve((1,), (10.0,)).arithmetic_at(4) == 0
+    two = CostTable(Curve((1,), (1.0,)), Curve((1,), (1.0,)), {1: waits(20.0), 4: waits(20.0, 4)}, 0.5)
+    assert two.arithmetic_at(2, 12) == pytest.approx((2 * 33 / 3 + 33 / 3) / two.verify_at(2, 2), rel=0.03)

@@ -119,9 +119,7 @@ def test_a_cache_that_cannot_be_written_or_holds_rubbish(tmp_path: Path) -> None
     blocked.write_text("not a folder")
     assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() == "native"
     [built] = (tmp_path / "adaptivespec" / "kernels").iterdir()
-    assert (
-        kernel_in_new_process(tmp_path, PATH="/nowhere").communicate(timeout=120)[0].strip() == "native"
-    )
+    assert kernel_in_new_process(tmp_path, PATH="/nowhere").communicate(timeout=120)[0].strip() == "native"
     shutil.copy(_ctypes.__file__, built)  # a library, and none of ours
     assert kernel_in_new_process(tmp_path).communicate(timeout=120)[0].strip() in ("onednn", "torch")
     built.write_bytes(b"rubbish")

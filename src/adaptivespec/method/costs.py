@@ -15,6 +15,7 @@ import torch
 
 _LOAD_WEIGHT = 1 / 32  # of the newest step in the load factors: a burst of other work is followed within a second or two
 _LOAD_STEP = 2.0  # a step further off than this counts as so far off: a frozen process says nothing about the next step
+_BEND = 4.0  # how sharply a verify turns from waiting for its weights to computing: the norm of the two, fitted on a CPU
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Curve:
         if rows > points[-1]:
             return seconds[-1] + max(slope, 0.0) * (rows - points[-1])
         return seconds[i - 1] + slope * (rows - points[i - 1])
+
+    def arithmetic_at(self, rows: float) -> float:
+        """Seconds that computing takes: the line through the curve's further half, drawn on to where waiting hides it; 0 if flat."""
+        last, end = self.rows[-1], self.seconds[-1]
+        slope = (end - self.at(last / 2)) / (last / 2) if len(self.rows) > 1 else 0.0
+        return max(0.0, end - slope * (last - rows)) if slope > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -79,15 +86,23 @@ class CostTable:
 
     def verify_at(self, batch: int, rows: float) -> float:
         """Seconds of the target's forward; between measured batch sizes linear, beyond them the nearest one's."""
+        return self._between(batch, lambda curve: curve.at(rows))
+
+    def arithmetic_at(self, batch: int, rows: float) -> float:
+        """Seconds of a verify's arithmetic over those of plain decoding, which waits for the weights; see `Curve.arithmetic_at`."""
+        return min(self._between(batch, lambda curve: curve.arithmetic_at(rows)) / max(self.verify_at(batch, batch), 1e-9), 1e6)
+
+    def _between(self, batch: int, value: Callable[[Curve], float]) -> float:
+        """A value of the verify curves: between measured batch sizes linear, beyond them the nearest one's."""
         sizes = sorted(self.verify)
         if batch <= sizes[0]:
-            return self.verify[sizes[0]].at(rows)
+            return value(self.verify[sizes[0]])
         if batch >= sizes[-1]:
-            return self.verify[sizes[-1]].at(rows)
+            return value(self.verify[sizes[-1]])
         i = bisect_left(sizes, batch)
         low, high = sizes[i - 1], sizes[i]
         share = (batch - low) / (high - low)
-        return (1 - share) * self.verify[low].at(rows) + share * self.verify[high].at(rows)
+        return (1 - share) * value(self.verify[low]) + share * value(self.verify[high])
 
     def draft_at(self, draft_rows: Sequence[int]) -> float:
         """Seconds of drafting from `StepRecord.draft_rows`; 0 when the drafter was not asked."""
@@ -102,10 +117,14 @@ class CostTable:
 class CostModel:
     """A table as policies read it, scaled by how the machine's steps compare with it lately.
 
+    A verify waits for its weights or computes, whichever takes longer, and other work on a machine may slow either. A scale alone would not
+    do: where memory has become slow further rows are free, where it has become fast they are not, whatever the table says.
+
     Attributes:
         table: None until somebody has calibrated.
         follows: whether `observe` moves the factors; a modelled run stays with its table.
-        draft, verify, rest: measured over tabled seconds.
+        draft, verify, rest: measured over tabled seconds; `verify` after `memory`.
+        memory: the same of the seconds for which a verify waits for its weights.
     """
 
     table: CostTable | None = None
@@ -113,6 +132,7 @@ class CostModel:
     draft: float = 1.0
     verify: float = 1.0
     rest: float = 1.0
+    memory: float = 1.0
     _curves: dict[tuple[str, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -124,12 +144,12 @@ class CostModel:
 
     def use(self, table: CostTable) -> None:
         """Take another table."""
-        self.table, self.draft, self.verify, self.rest = table, 1.0, 1.0, 1.0
+        self.table, self.draft, self.verify, self.rest, self.memory = table, 1.0, 1.0, 1.0, 1.0
         self._curves.clear()
 
     def plain(self, batch: int) -> float:
         """Seconds of a step of plain decoding."""
-        return self.verify * self.known.verify_at(batch, batch) + self.rest * self.known.fixed
+        return self.verifying(batch, batch) + self.rest * self.known.fixed
 
     def drafting(self, draft_rows: Sequence[int]) -> float:
         """Seconds of a step's drafting."""
@@ -137,13 +157,20 @@ class CostModel:
 
     def verifying(self, batch: int, rows: int) -> float:
         """Seconds of a verify."""
-        return self.verify * self.known.verify_at(batch, rows)
+        arithmetic = self.known.arithmetic_at(batch, rows) ** _BEND
+        bend: float = ((self.memory**_BEND + arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
+        return self.verify * bend * self.known.verify_at(batch, rows)
 
     def rows_beyond(self, batch: int, base: int, count: int, device: torch.device) -> torch.Tensor:
-        """fp32 [count]: tabled seconds that 1, 2, ... rows more than `base` add to a verify, before the factor `verify`."""
-
-        curve = self._dense(("verify", batch), base + 1 + count, device, lambda most: [self.known.verify_at(batch, n) for n in range(most)])
-        return curve[base + 1 :] - curve[base]
+        """fp32 [count]: seconds that 1, 2, ... rows more than `base` add to a verify."""
+        known, size = self.known, base + 1 + count
+        told = self._dense(("verify", batch), size, device, lambda most: [known.verify_at(batch, n) for n in range(most)])
+        if self.memory != 1.0:
+            arithmetic = self._dense(
+                ("arithmetic", batch), size, device, lambda most: [known.arithmetic_at(batch, n) ** _BEND for n in range(most)]
+            )
+            told = told * ((arithmetic + self.memory**_BEND) / (1 + arithmetic)) ** (1 / _BEND)
+        return (told[base + 1 :] - told[base]) * self.verify
 
     def levels_of(self, rows: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tabled seconds of a draft forward for 1, 2, ... requests of so many rows each, before the factor `draft`."""
@@ -153,12 +180,19 @@ class CostModel:
         """Follow the load: fold one step's seconds of draft, verify and rest in."""
         if not self.follows or self.table is None:
             return
-        tabled = self.table.step(draft_rows, rows, batch)
+        tabled = (self.table.draft_at(draft_rows), self.verifying(batch, rows), self.table.fixed)
+        factors = (self.draft, 1.0, self.rest)
         moved = [
             factor + _LOAD_WEIGHT * (min(max(measured / told, factor / _LOAD_STEP), factor * _LOAD_STEP) - factor) if told > 0 else factor
-            for factor, measured, told in zip((self.draft, self.verify, self.rest), seconds, tabled, strict=True)
+            for factor, measured, told in zip(factors, seconds, tabled, strict=True)
         ]
-        self.draft, self.verify, self.rest = moved
+        self.draft, change, self.rest = moved[0], moved[1] - 1.0, moved[2]
+        # What a verify of so many rows says is booked where it says it: the share of its seconds that is waiting, as the model has it.
+        memory, arithmetic = self.memory**_BEND, self.table.arithmetic_at(batch, rows) ** _BEND
+        waiting = memory / (memory + arithmetic)
+        change /= waiting**2 + (1 - waiting) ** 2  # the two together move what these rows cost by `change`
+        self.memory *= 1 + waiting * change
+        self.verify *= 1 + (1 - waiting) * change
 
     def _dense(self, key: tuple[str, int], count: int, device: torch.device, values: Callable[[int], list[float]]) -> torch.Tensor:
         """The first `count` values of a curve, copied to the device once per size: a copy from the host cannot be captured in a graph."""

@@ -93,7 +93,7 @@ class PricedPolicy(PolicyDefaults):
     def _added_by_rows(self, own: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tokens that 1, 2, ... drafted rows must bring, at this price."""
         rows = self.costs.rows_beyond(own + self._other_requests, own + self._other_rows, count, device)
-        return rows * (self.price(own).tokens_per_second * self.costs.verify)
+        return rows * self.price(own).tokens_per_second
 
 
 class Goodput(PricedPolicy):
