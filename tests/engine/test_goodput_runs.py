@@ -228,9 +228,9 @@ def test_goodput_calibrates_once_or_reads_the_cache(model: LoadedModel, tmp_path
     monkeypatch.setattr("adaptivespec.engine.llm.calibrate", measured)
     llm = LLM(model, drafter=head, speculative=SpeculativeConfig(policy="goodput", margin=None), max_running_requests=2)
     assert calls == [((1, 2), BRIEF_NODES)]
-    before = (llm.costs.draft, llm.costs.verify, llm.costs.rest)
+    before = (llm.costs.draft, llm.costs.memory, llm.costs.rest)
     llm.generate([PROMPTS[0]], PARAMS)
-    assert (llm.costs.draft, llm.costs.verify, llm.costs.rest) != before  # follows what steps really take
+    assert (llm.costs.draft, llm.costs.memory, llm.costs.rest) != before  # follows what steps really take
     late = LLM(model, drafter=head, max_running_requests=2)
     assert late.costs.table is None
     running = late.submit(PROMPTS[1], PARAMS)
@@ -254,7 +254,7 @@ def test_goodput_calibrates_once_or_reads_the_cache(model: LoadedModel, tmp_path
     assert cache_path(about).is_relative_to(tmp_path / ".cache")
     given = LLM(model, drafter=head, speculative=SpeculativeConfig(policy="goodput"), costs=table)
     given.generate([PROMPTS[0]], SamplingParams(max_tokens=5))
-    assert (given.costs.draft, given.costs.verify, given.costs.rest) == (1, 1, 1)  # a given table stays
+    assert (given.costs.draft, given.costs.memory, given.costs.arithmetic, given.costs.rest) == (1, 1, 1, 1)  # a given table stays
     assert calibration.PROMPT > 0
 
 

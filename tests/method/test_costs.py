@@ -72,15 +72,22 @@ def test_factors_follow_the_load_and_shrug_at_frozen_steps() -> None:
     assert model.plain(1) == pytest.approx(model.verifying(1, 1) + model.rest * 0.5)
     fixed = CostModel(TABLE, follows=False)
     fixed.observe((1, 4), 8, 1, (9.0, 99.0, 9.0))
-    assert (fixed.draft, fixed.verify, fixed.rest, fixed.memory) == (1, 1, 1, 1)
+    assert (fixed.draft, fixed.memory, fixed.arithmetic, fixed.rest) == (1, 1, 1, 1)
     model.use(TABLE)
-    assert (model.verify, model.memory) == (1, 1)
+    assert (model.memory, model.arithmetic) == (1, 1)
 
 
 def waits(memory: float, batch: int = 1) -> Curve:
     """A verify that waits `memory` for its weights and computes 9 + 2 a row: whichever is longer, with a smooth turn."""
     rows = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     return Curve(tuple(batch * n for n in rows), tuple((memory**4 + (9 + 2 * batch * n) ** 4) ** 0.25 for n in rows))
+
+
+def test_slow_memory_hardly_slows_a_batch_that_computes() -> None:
+    table = CostTable(Curve((1,), (1.0,)), Curve((1,), (1.0,)), {1: waits(18.0), 8: waits(18.0, 8)}, 0.5)
+    model, slow = CostModel(table, memory=2.0), {1: waits(36.0), 8: waits(36.0, 8)}
+    for batch, rows in ((1, 1), (1, 8), (8, 8), (8, 16), (8, 32)):
+        assert model.verifying(batch, rows) == pytest.approx(slow[batch].at(rows), rel=0.05), (batch, rows)
 
 
 @pytest.mark.parametrize(("calibrated", "now"), [(18.0, 30.0), (30.0, 18.0), (20.0, 20.0)])
@@ -100,4 +107,7 @@ def test_arithmetic_is_the_further_half_of_a_curve() -> None:
     assert Curve((1, 8, 16, 32), (10.0, 11.0, 20.0, 36.0)).arithmetic_at(4) == pytest.approx(8)
     assert Curve((1, 32), (10.0, 10.0)).arithmetic_at(4) == Curve((1,), (10.0,)).arithmetic_at(4) == 0
     two = CostTable(Curve((1,), (1.0,)), Curve((1,), (1.0,)), {1: waits(20.0), 4: waits(20.0, 4)}, 0.5)
-    assert two.arithmetic_at(2, 12) == pytest.approx((2 * 33 / 3 + 33 / 3) / two.verify_at(2, 2), rel=0.03)
+    assert two.arithmetic_at(2, 12) == pytest.approx(33 / two.verify_at(1, 1), rel=0.03)
+    assert CostTable(Curve((1,), (1.0,)), Curve((1,), (1.0,)), {16: Curve((24, 32), (9.0, 12.0))}, 0.5).arithmetic_at(
+        16, 16
+    ) == pytest.approx(6 / 9)

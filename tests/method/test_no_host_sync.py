@@ -125,7 +125,7 @@ def batch_of(device: str, batch: int, levels: int, nodes: int, vocab: int) -> Ba
 
 
 RULES: list[AcceptanceRule] = [Typical(), RelaxedTopK(3), LogitRatio(), MarginTop1(), Window(2), Threshold(), Rejection()]
-COSTS = CostModel(CostTable(Curve((1,), (0.1,)), Curve((1, 9), (0.1, 0.2)), {1: Curve((1, 64), (1.0, 2.0))}, 0.1))
+COSTS = CostModel(CostTable(Curve((1,), (0.1,)), Curve((1, 9), (0.1, 0.2)), {1: Curve((1, 64), (1.0, 2.0))}, 0.1), memory=1.3)
 POLICIES: list[TreePolicy] = [Talon(), AcceptEMA(), Heuristic(), Confidence(), Goodput(COSTS), GoodputShapes(COSTS, [TreeShape(3, 4, 8)])]
 
 

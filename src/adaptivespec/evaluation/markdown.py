@@ -100,7 +100,7 @@ def troubles(analysis: Analysis, speed: Analysis) -> list[str]:
         if same and same.versus and (parted := same.versus.only_this + same.versus.only_reference):
             found.append(
                 f"`{arm}` is lossless, and yet {parted} of {same.versus.questions} verdicts differ from `{analysis.reference}`'s: "
-                "near-ties, which another number of rows rounds differently. So much of any difference is noise."
+                "near-ties, which another number of rows rounds differently (but not on our kernels). So much of any difference is noise."
             )
     return found
 

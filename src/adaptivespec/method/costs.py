@@ -15,7 +15,8 @@ import torch
 
 _LOAD_WEIGHT = 1 / 32  # of the newest step in the load factors: a burst of other work is followed within a second or two
 _LOAD_STEP = 2.0  # a step further off than this counts as so far off: a frozen process says nothing about the next step
-_BEND = 4.0  # how sharply a verify turns from waiting for its weights to computing: the norm of the two, fitted on a CPU
+_BEND = 4.0  # a verify takes this norm of its two parts: it turns from waiting to computing about as sharply as a CPU's does
+_LOAD_MOST = 64.0  # times as slow, or as fast, as the table
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Curve:
     def arithmetic_at(self, rows: float) -> float:
         """Seconds that computing takes: the line through the curve's further half, drawn on to where waiting hides it; 0 if flat."""
         last, end = self.rows[-1], self.seconds[-1]
-        slope = (end - self.at(last / 2)) / (last / 2) if len(self.rows) > 1 else 0.0
+        middle = max(last / 2, self.rows[0])
+        slope = (end - self.at(middle)) / (last - middle) if len(self.rows) > 1 else 0.0
         return max(0.0, end - slope * (last - rows)) if slope > 0 else 0.0
 
 
@@ -89,8 +91,8 @@ class CostTable:
         return self._between(batch, lambda curve: curve.at(rows))
 
     def arithmetic_at(self, batch: int, rows: float) -> float:
-        """Seconds of a verify's arithmetic over those of plain decoding, which waits for the weights; see `Curve.arithmetic_at`."""
-        return min(self._between(batch, lambda curve: curve.arithmetic_at(rows)) / max(self.verify_at(batch, batch), 1e-9), 1e6)
+        """Seconds of a verify's arithmetic (see `Curve.arithmetic_at`) over those of waiting, which a single row shows."""
+        return min(self._between(batch, lambda curve: curve.arithmetic_at(rows)) / max(self.verify_at(1, 1), 1e-9), 1e6)
 
     def _between(self, batch: int, value: Callable[[Curve], float]) -> float:
         """A value of the verify curves: between measured batch sizes linear, beyond them the nearest one's."""
@@ -123,16 +125,16 @@ class CostModel:
     Attributes:
         table: None until somebody has calibrated.
         follows: whether `observe` moves the factors; a modelled run stays with its table.
-        draft, verify, rest: measured over tabled seconds; `verify` after `memory`.
-        memory: the same of the seconds for which a verify waits for its weights.
+        draft, rest: measured over tabled seconds.
+        memory, arithmetic: the same of the seconds for which a verify waits for its weights, and of those for which it computes.
     """
 
     table: CostTable | None = None
     follows: bool = True
     draft: float = 1.0
-    verify: float = 1.0
-    rest: float = 1.0
     memory: float = 1.0
+    arithmetic: float = 1.0
+    rest: float = 1.0
     _curves: dict[tuple[str, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -144,7 +146,7 @@ class CostModel:
 
     def use(self, table: CostTable) -> None:
         """Take another table."""
-        self.table, self.draft, self.verify, self.rest, self.memory = table, 1.0, 1.0, 1.0, 1.0
+        self.table, self.draft, self.memory, self.arithmetic, self.rest = table, 1.0, 1.0, 1.0, 1.0
         self._curves.clear()
 
     def plain(self, batch: int) -> float:
@@ -158,19 +160,18 @@ class CostModel:
     def verifying(self, batch: int, rows: int) -> float:
         """Seconds of a verify."""
         arithmetic = self.known.arithmetic_at(batch, rows) ** _BEND
-        bend: float = ((self.memory**_BEND + arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
-        return self.verify * bend * self.known.verify_at(batch, rows)
+        bend: float = ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
+        return bend * self.known.verify_at(batch, rows)
 
     def rows_beyond(self, batch: int, base: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: seconds that 1, 2, ... rows more than `base` add to a verify."""
         known, size = self.known, base + 1 + count
         told = self._dense(("verify", batch), size, device, lambda most: [known.verify_at(batch, n) for n in range(most)])
-        if self.memory != 1.0:
-            arithmetic = self._dense(
-                ("arithmetic", batch), size, device, lambda most: [known.arithmetic_at(batch, n) ** _BEND for n in range(most)]
-            )
-            told = told * ((arithmetic + self.memory**_BEND) / (1 + arithmetic)) ** (1 / _BEND)
-        return (told[base + 1 :] - told[base]) * self.verify
+        arithmetic = self._dense(
+            ("arithmetic", batch), size, device, lambda most: [known.arithmetic_at(batch, n) ** _BEND for n in range(most)]
+        )
+        now: torch.Tensor = told * ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
+        return now[base + 1 :] - now[base]
 
     def levels_of(self, rows: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tabled seconds of a draft forward for 1, 2, ... requests of so many rows each, before the factor `draft`."""
@@ -187,12 +188,12 @@ class CostModel:
             for factor, measured, told in zip(factors, seconds, tabled, strict=True)
         ]
         self.draft, change, self.rest = moved[0], moved[1] - 1.0, moved[2]
-        # What a verify of so many rows says is booked where it says it: the share of its seconds that is waiting, as the model has it.
-        memory, arithmetic = self.memory**_BEND, self.table.arithmetic_at(batch, rows) ** _BEND
-        waiting = memory / (memory + arithmetic)
-        change /= waiting**2 + (1 - waiting) ** 2  # the two together move what these rows cost by `change`
-        self.memory *= 1 + waiting * change
-        self.verify *= 1 + (1 - waiting) * change
+        # Waiting and computing share the news by their parts in what so many rows cost, so that this cost moves by `change`.
+        memory = self.memory**_BEND
+        waiting = memory / (memory + self.arithmetic**_BEND * self.table.arithmetic_at(batch, rows) ** _BEND)
+        change /= waiting**2 + (1 - waiting) ** 2
+        self.memory = min(max(self.memory * (1 + waiting * change), 1 / _LOAD_MOST), _LOAD_MOST)
+        self.arithmetic = min(max(self.arithmetic * (1 + (1 - waiting) * change), 1 / _LOAD_MOST), _LOAD_MOST)
 
     def _dense(self, key: tuple[str, int], count: int, device: torch.device, values: Callable[[int], list[float]]) -> torch.Tensor:
         """The first `count` values of a curve, copied to the device once per size: a copy from the host cannot be captured in a graph."""

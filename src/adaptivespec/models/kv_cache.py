@@ -43,15 +43,13 @@ class Padded:
     """A block as torch's attention takes it: every request has max(counts) rows, those it lacks repeat its row 0.
 
     Attributes:
-        slots, starts, counts: as in `Block`; idle slots with no rows may stand between them.
+        slots: as in `Block`; idle slots with no rows may stand between them.
         mask: additive [B, 1, 1, max(counts), end] in the model's dtype, or None when every row sees everything up to end.
         slot_rows, cache_rows: [M] write addresses; pad_index [B, max(counts)] rows of the flattened input; unpad_index [M]
             positions in the padded [B * max(counts)] layout. None for one request.
     """
 
     slots: list[int]
-    starts: list[int]
-    counts: list[int]
     mask: torch.Tensor | None
     slot_rows: torch.Tensor | None = None
     cache_rows: torch.Tensor | None = None
@@ -75,10 +73,10 @@ def pad(block: Block, dtype: torch.dtype, device: torch.device) -> Padded:
     batch, width = len(slots), max(counts)
     if batch == 1:
         if visible is None:
-            return Padded(slots, starts, counts, None)
+            return Padded(slots, None)
         mask = torch.zeros(1, 1, 1, width, end, dtype=dtype, device=device)
         mask[0, 0, 0, :, bases[0] :].masked_fill_(~visible[0, :width, : end - bases[0]], float("-inf"))
-        return Padded(slots, starts, counts, mask)
+        return Padded(slots, mask)
     span = slots[-1] - slots[0] + 1
     if batch < span <= 2 * batch and slots == sorted(slots):
         # Idle slots between busy ones join as rows that nobody reads: a view of neighbours instead of a copy of every layer's cache.
@@ -111,8 +109,6 @@ def pad(block: Block, dtype: torch.dtype, device: torch.device) -> Padded:
     pad_index = torch.where(real, first + row, first)
     return Padded(
         slots,
-        starts,
-        counts,
         mask,
         slot_rows=torch.tensor(slots, device=device)[:, None].expand(batch, width)[real],
         cache_rows=(torch.tensor(starts, device=device)[:, None] + row)[real],

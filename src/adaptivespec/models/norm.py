@@ -11,8 +11,8 @@ from .native.ops import rms_norm, runs
 class RMSNorm:
     """x / sqrt(mean(x * x) + eps) * weight over the last dimension, [..., H] -> [..., H].
 
-    In bf16 on a CPU, where torch composes it of fourteen small operations, it is half of a layer norm over [x, -x]: the mean of
-    those is 0 and their variance is the mean square of x. fp32 keeps torch's own: there, even the rounding of a mean is seen.
+    In bf16 on a CPU without our kernels, where torch composes it of fourteen small operations, it is half of a layer norm over [x, -x]:
+    the mean of those is 0 and their variance is the mean square of x. fp32 keeps torch's own: there, even the rounding of a mean is seen.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:

@@ -14,7 +14,7 @@ typedef struct {
     long slot, base, start, count;
 } request;
 
-// A block of M new rows and the cache they go to: the same for all layers of a forward. Fields as in ops.py.
+// A block of M new rows and the cache they go to: the same for all layers of a forward. Fields as in layers.py.
 typedef struct {
     bf16 *cache;               // [layer, slot, 2 kv_heads, row, dim], keys before values; strides in values
     const request *requests;   // [batch]

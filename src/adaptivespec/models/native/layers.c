@@ -2,11 +2,11 @@
 
 #include "common.h"
 
-// Fields as in ops.py; weights packed for linear.c, biases and norms null where a model has none.
+// Fields as in layers.py; weights packed for linear.c, biases and norms null where a model has none.
 typedef struct {
     const bf16 *qkv, *bias, *out, *q_norm, *k_norm;
     long inner, hidden;  // width of its input and its output
-    long heads, kv_heads, dim;
+    long heads, kv_heads, dim;  // the last two are read by layers.py alone
     float eps;
 } attention;
 

@@ -1,4 +1,4 @@
-"""The compiled kernels on tensors. They read memory as they are told, so whatever they are given is checked here."""
+"""The compiled kernels on tensors. They read memory as they are told, so rows are checked here; weights are where they are packed."""
 
 from __future__ import annotations
 
