@@ -62,9 +62,8 @@ class Bench:
             seconds[name] += time.perf_counter() - began
 
         for layer in self.decoder.layers:
-            for name, linear in (("qkv", layer.attention.qkv), ("out", layer.attention.out)):
-                run(name, linear)
-            for name, linear in (("gate_up", layer.mlp.gate_up), ("down", layer.mlp.down)):
+            attention, mlp = layer.attention, layer.mlp
+            for name, linear in (("qkv", attention.qkv), ("out", attention.out), ("gate_up", mlp.gate_up), ("down", mlp.down)):
                 run(name, linear)
         run("head", self.decoder.lm_head)
         return seconds

@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/adaptivespec`, or `~/.cache/adaptivespec`; it need not exist. A relative one is ignored."""
+    """`$XDG_CACHE_HOME/adaptivespec`, or `~/.cache/adaptivespec`; it need not exist. A relative variable is ignored."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "adaptivespec"

@@ -140,7 +140,12 @@ def test_bf16_with_our_kernels(bf16_model: LoadedModel, config: SpeculativeConfi
     outputs = llm.generate(PROMPTS, params, speculative=config)
     assert [o.token_ids for o in outputs] == plain(bf16_model, PROMPTS, params)
     assert max(r.num_accepted for o in outputs for r in o.records) > 1
-    whole, chunked = (LLM(bf16_model, prefill_chunk=chunk).generate([list(range(2, 90))], params)[0] for chunk in (512, 7))
+
+
+@pytest.mark.skipif(library() is None, reason="no kernels of ours here")
+def test_chunked_prefill_in_bf16_with_our_kernels(bf16_model: LoadedModel) -> None:
+    params, prompt = SamplingParams(max_tokens=40), list(range(2, 90))
+    whole, chunked = (LLM(bf16_model, prefill_chunk=chunk).generate([prompt], params)[0] for chunk in (512, 7))
     assert whole.token_ids == chunked.token_ids
 
 

@@ -10,8 +10,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
+
+_Number = TypeVar("_Number", float, torch.Tensor)
 
 _LOAD_WEIGHT = 1 / 32  # of the newest step in the load factors: a burst of other work is followed within a second or two
 _LOAD_STEP = 2.0  # a step further off than this counts as so far off: a frozen process says nothing about the next step
@@ -159,9 +162,8 @@ class CostModel:
 
     def verifying(self, batch: int, rows: int) -> float:
         """Seconds of a verify."""
-        arithmetic = self.known.arithmetic_at(batch, rows) ** _BEND
-        bend: float = ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
-        return bend * self.known.verify_at(batch, rows)
+        arithmetic: float = self.known.arithmetic_at(batch, rows) ** _BEND
+        return self._loaded(self.known.verify_at(batch, rows), arithmetic)
 
     def rows_beyond(self, batch: int, base: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: seconds that 1, 2, ... rows more than `base` add to a verify."""
@@ -170,8 +172,13 @@ class CostModel:
         arithmetic = self._dense(
             ("arithmetic", batch), size, device, lambda most: [known.arithmetic_at(batch, n) ** _BEND for n in range(most)]
         )
-        now: torch.Tensor = told * ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
+        now = self._loaded(told, arithmetic)
         return now[base + 1 :] - now[base]
+
+    def _loaded(self, told: _Number, arithmetic: _Number) -> _Number:
+        """Tabled seconds of verifies as they are now; `arithmetic` is `CostTable.arithmetic_at` to the power of the bend."""
+        now: _Number = told * ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
+        return now
 
     def levels_of(self, rows: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tabled seconds of a draft forward for 1, 2, ... requests of so many rows each, before the factor `draft`."""
