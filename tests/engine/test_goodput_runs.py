@@ -12,6 +12,7 @@ from adaptivespec import LLM, SamplingParams, SpeculativeConfig
 from adaptivespec.cost_files import cache_path, from_json, load, load_cached, save, to_json
 from adaptivespec.engine import calibrate as calibration
 from adaptivespec.engine.calibrate import BRIEF_NODES, calibrate, fit, identity, num_steps, sweep
+from adaptivespec.engine.request import Request, RequestOutput
 from adaptivespec.engine.synthetic import Costs, Process, World, bursty, drifting, simulate, stationary
 from adaptivespec.errors import UserError
 from adaptivespec.method.costs import CostTable, Curve
@@ -110,11 +111,11 @@ class Napper(Static):
         super().__init__(shape)
         self.step = step
 
-    def rests(self, requests: int) -> bool:
-        return self.step % 3 > 0
+    def asks(self, requests: int) -> int:
+        return 0 if self.step % 3 else requests
 
     def observe(self, step: StepTotals) -> None:
-        assert step.asked is not self.rests(1)
+        assert step.asked == self.asks(step.own_requests)
         self.step += 1
 
 
@@ -129,6 +130,10 @@ def test_a_rested_drafter_drafts_what_it_would_have(model: LoadedModel, tmp_path
         request.policy = Napper(TreeShape(3, 4, 4), i)  # they rest at different steps
     while any(request.finish_reason is None for request in requests):
         llm.step()
+    assert_same_trees(requests, steady)
+
+
+def assert_same_trees(requests: list[Request], steady: list[RequestOutput]) -> None:
     both = 0
     for request, alone in zip(requests, steady, strict=True):
         assert request.token_ids == alone.token_ids
@@ -144,6 +149,46 @@ def test_a_rested_drafter_drafts_what_it_would_have(model: LoadedModel, tmp_path
         both += len(shared)
         assert all(trees[0][place] == trees[1][place] for place in shared)
     assert both > 5
+
+
+class Prober(Napper):
+    """A static policy that asks the drafter for none, for one, for all of its requests in turn."""
+
+    def asks(self, requests: int) -> int:
+        return (0, min(1, requests), requests)[self.step % 3]
+
+
+@pytest.mark.parametrize("most", [512, 3])
+def test_a_probe_asks_for_one_request_and_the_others_catch_up_later(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("adaptivespec.engine.runner.MOST_UNTOLD", most)
+    config = SpeculativeConfig(policy="static", margin=None)
+    llm = LLM(model, drafter=make_tiny_head(tmp_path), speculative=config, max_running_requests=2)  # the third joins while it rests
+    steady = llm.generate(PROMPTS, PARAMS)
+    requests = [request for prompt in PROMPTS for request in llm.submit(prompt, PARAMS)]
+    policy = Prober(TreeShape(3, 4, 4), 0)
+    for request in requests:
+        request.policy = policy
+    while any(request.finish_reason is None for request in requests):
+        llm.step()
+        owed = [len(tokens) for tokens, _ in llm.runner._untold.values()]
+        assert all(count <= most for count in owed)
+    asked = {len(record.draft_rows) and record.draft_rows[0] for record in requests[1].records}
+    assert asked == {0, 1, 2}
+    assert_same_trees(requests, steady)
+
+
+def test_while_a_policy_rests_prompts_do_not_reach_the_drafter(model: LoadedModel, tmp_path: Path) -> None:
+    llm = LLM(model, drafter=make_tiny_head(tmp_path), speculative=SpeculativeConfig(policy="static", margin=None), max_running_requests=1)
+    policy = Napper(TreeShape(3, 4, 4), 1)
+    policy.asks = lambda requests: 0  # type: ignore[method-assign]
+    for prompt, told in ((PROMPTS[0], len(PROMPTS[0])), (PROMPTS[2], 0)):  # before its first step nobody knows that it rests
+        (request,) = llm.submit(prompt, PARAMS)
+        request.policy = policy
+        while request.finish_reason is None:
+            llm.step()
+            assert llm.drafter.committed[request.slot] == told
 
 
 def test_records_tell_rows(model: LoadedModel, tmp_path: Path) -> None:

@@ -62,19 +62,23 @@ def test_factors_follow_the_load_and_shrug_at_frozen_steps() -> None:
     for _ in range(200):
         told = TABLE.step((1, 4), 8, 1)
         model.observe((1, 4), 8, 1, (told[0] * 2, told[1] * 3, told[2]))
-    assert (model.draft, model.verifying(1, 8), model.rest) == pytest.approx((2, 30, 1), rel=0.01)
+    assert (model.draft, model.verifying(1, 8), model.resting(True)) == pytest.approx((2, 30, 0.5), rel=0.01)
     before = model.verifying(1, 8)
     model.observe((1, 4), 8, 1, (1e3, 1e3, 1e3))
     assert model.verifying(1, 8) < 1.05 * before
     drafting = model.draft
     model.observe((), 1, 1, (5.0, 30.0, 0.5))  # the drafter was not asked: nothing to learn about it
     assert model.draft == drafting
-    assert model.plain(1) == pytest.approx(model.verifying(1, 1) + model.rest * 0.5)
+    assert model.plain(1) == pytest.approx(model.verifying(1, 1) + 0.5)
+    for _ in range(200):  # a step with drafts has more to do beside its verify
+        model.observe((), 1, 1, (0.0, 30.0, 0.25))
+        model.observe((1, 4), 8, 1, (1.0, 30.0, 1.5))
+    assert (model.resting(False), model.resting(True)) == pytest.approx((0.25, 1.5), rel=0.01)
     fixed = CostModel(TABLE, follows=False)
     fixed.observe((1, 4), 8, 1, (9.0, 99.0, 9.0))
-    assert (fixed.draft, fixed.memory, fixed.arithmetic, fixed.rest) == (1, 1, 1, 1)
+    assert (fixed.draft, fixed.memory, fixed.arithmetic, fixed.rest, fixed.drafted_rest) == (1, 1, 1, 1, 1)
     model.use(TABLE)
-    assert (model.memory, model.arithmetic) == (1, 1)
+    assert (model.draft, model.memory, model.arithmetic, model.rest, model.drafted_rest) == (1, 1, 1, 1, 1)
 
 
 def waits(memory: float, batch: int = 1) -> Curve:

@@ -40,7 +40,7 @@ def at_price(policy: PricedPolicy, own: int, tokens_per_second: float) -> float:
 
 def beside(policy: PricedPolicy, own: int, requests: int, rows: int) -> None:
     """As if the last step had held so many other requests and rows."""
-    policy.observe(StepTotals(own + requests, own + rows, own + requests, (), own, own, 0, False))
+    policy.observe(StepTotals(own + requests, own + rows, own + requests, (), own, own, 0, 0))
 
 
 @st.composite
@@ -153,7 +153,7 @@ def test_one_object_learns_from_all_its_requests() -> None:
     fresh = policy.log_chances(policy.initial(1), tree)[0, 1].exp().item()
     for _ in range(200):
         state = policy.update(state, tree, acceptance_of([3], 3), torch.tensor([3]))
-        policy.observe(StepTotals(1, 4, 4, (1, 1, 1), 1, 4, 3, True))
+        policy.observe(StepTotals(1, 4, 4, (1, 1, 1), 1, 4, 3, 1))
     newcomer = policy.log_chances(policy.initial(1), tree)[0].exp().tolist()
     assert fresh == pytest.approx(math.exp(-1.2), abs=0.05)
     assert newcomer[1] > 0.9
@@ -171,11 +171,13 @@ def test_nothing_verified_teaches_nothing() -> None:
 
 def test_it_rests_by_the_size_of_the_batch() -> None:
     policy = Goodput(model([1.0] * 10, start=0.5))
+    assert policy.asks(9) == 9
     for _ in range(40):
-        if not policy.rests(1):
-            policy.observe(StepTotals(1, 1, 1, (1,), 1, 1, 0, True))
-    assert policy.rests(1)
-    assert not policy.rests(3)
+        if policy.asks(1):
+            policy.observe(StepTotals(1, 1, 1, (1,), 1, 1, 0, 1))
+    assert not policy.asks(1)
+    assert policy.asks(9) == 9
+    assert policy.asks(2) == 0  # met for the first time: as its neighbour does
 
 
 # --- among shapes -----------------------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_a_long_run_makes_no_step_dearer() -> None:
     policy.plan(state, root)  # fills what is made once
     before = operations()
     for _ in range(100):
-        policy.observe(StepTotals(1, 1, 1, (), 1, 1, 0, False))
+        policy.observe(StepTotals(1, 1, 1, (), 1, 1, 0, 0))
     assert operations() == before
 
 

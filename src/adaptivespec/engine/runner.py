@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -16,11 +14,14 @@ from ..method.grouped import accept_by_rule, grouped, rows_by_rule
 from ..method.guards import ProtectedMasks
 from ..method.policy import PolicyState, TreePolicy
 from ..method.records import StepRecord, StepTotals
-from ..method.tree import DraftTree, TreeShape, select_rows, split_rows, stack_rows
+from ..method.tree import DraftTree, TreeShape, select_rows, split_rows, spread, stack_rows
 from ..models.decoder import Decoder
 from ..models.kv_cache import Block
 from .request import Request
 from .sampling import rule_params, token_logprobs, verify_inputs, with_coins
+
+MOST_UNTOLD = 512
+"""Tokens of a request that a resting drafter may owe: they keep features in memory, and their commit is one forward."""
 
 
 class Runner:
@@ -51,8 +52,9 @@ class Runner:
         if drafter is not None:
             drafter.allocate(num_slots, context_length, [room])
         self._protected = ProtectedMasks(decoder.config.vocab_size, decoder.device)
-        # What the drafter was not told of while a policy let it rest: tokens and features of each step, by slot.
-        self._untold: dict[int, list[tuple[list[int], torch.Tensor | None]]] = {}
+        # What the drafter was not told of while a policy let it rest: tokens, and features of each step, by slot.
+        self._untold: dict[int, tuple[list[int], list[torch.Tensor]]] = {}
+        self._resting: set[TreePolicy] = set()  # policies that in the last step left the drafter alone, for some requests at least
 
     @torch.inference_mode()
     def prefill(self, request: Request) -> None:
@@ -81,7 +83,7 @@ class Runner:
                 self._emit(request, [first], [False], logits, [0])
                 following = [*following, first]
             if drafter is not None and request.finish_reason is None:
-                drafter.commit([slot], [following], features)
+                self._tell([slot], [following], features, set() if request.policy in self._resting else {slot})
         self.cached[slot] = len(prompt)
         request.seconds_prefill = time.perf_counter() - began
 
@@ -174,9 +176,13 @@ class Runner:
         """The requests for which the drafter is asked in this step."""
         if self.drafter is None:
             return []
-        own = Counter(request.policy for request in requests if request.drafts)
-        resting = {policy for policy, count in own.items() if policy.rests(count)}
-        return [row for row, request in enumerate(requests) if request.drafts and request.policy not in resting]
+        own: dict[TreePolicy, list[int]] = {}
+        for row, request in enumerate(requests):
+            if request.drafts:
+                own.setdefault(request.policy, []).append(row)
+        asked = {policy: rows[: policy.asks(len(rows))] for policy, rows in own.items()}
+        self._resting = {policy for policy, rows in own.items() if len(asked[policy]) < len(rows)}
+        return sorted(row for rows in asked.values() for row in rows)
 
     @staticmethod
     def _observe(requests: Sequence[Request], asked: list[int], draft_rows: tuple[int, ...], sizes: list[int], taken: list[int]) -> None:
@@ -195,20 +201,24 @@ class Runner:
                     own_requests=len(rows),
                     own_rows=sum(sizes[row] for row in rows),
                     accepted=sum(taken[row] for row in rows),
-                    asked=rows[0] in asked,
+                    asked=sum(row in asked for row in rows),
                 )
             )
 
     def _tell(self, slots: list[int], blocks: list[list[int]], features: torch.Tensor | None, asked: set[int]) -> None:
-        """Commit to the drafter, at once where it is asked, else before it is asked again: a resting drafter costs nothing."""
+        """Commit to the drafter, at once where it is asked, else before it is asked again or when much is owed: a request that ends
+        while the drafter rests has then cost it nothing."""
         assert self.drafter is not None
         if all(slot in asked for slot in slots):
             self.drafter.commit(slots, blocks, features)
             return
         parts = [None] * len(slots) if features is None else torch.split(features, [len(block) for block in blocks])
         for slot, block, part in zip(slots, blocks, parts, strict=True):
-            self._untold.setdefault(slot, []).append((block, part))
-        self._catch_up([slot for slot in slots if slot in asked])
+            owed, owed_features = self._untold.setdefault(slot, ([], []))
+            owed += block
+            if part is not None:
+                owed_features.append(part)
+        self._catch_up([slot for slot in slots if slot in asked or len(self._untold[slot][0]) > MOST_UNTOLD])
 
     def _catch_up(self, slots: list[int]) -> None:
         """Commit what the drafter was not told of, for those of `slots` that have something."""
@@ -216,10 +226,9 @@ class Runner:
         slots = [slot for slot in slots if slot in self._untold]
         if not slots:
             return
-        untold = [self._untold.pop(slot) for slot in slots]
-        features = [part for steps in untold for _, part in steps if part is not None]
-        tokens = [[token for block, _ in steps for token in block] for steps in untold]
-        self.drafter.commit(slots, tokens, torch.cat(features) if features else None)
+        tokens, features = zip(*(self._untold.pop(slot) for slot in slots), strict=True)
+        parts = [part for steps in features for part in steps]
+        self.drafter.commit(slots, tokens, torch.cat(parts) if parts else None)
 
     def _draft(
         self, requests: Sequence[Request], rows: list[int], last: torch.Tensor, state: PolicyState
@@ -241,7 +250,7 @@ class Runner:
         tree = self.drafter.draft(slots, roots, root, planned, policy, mine)
         for row, shape, value in zip(rows, planned, root.confidence.tolist(), strict=True):
             shapes[row], confidence[row] = shape, value
-        return confidence, shapes, tree if everyone else _spread(tree, rows, last)
+        return confidence, shapes, tree if everyone else spread(tree, rows, last)
 
     def _accept(self, requests: Sequence[Request], tree: DraftTree, inputs: VerifyInputs) -> Acceptance:
         """What each request's rule accepts."""
@@ -265,25 +274,3 @@ class Runner:
         real = torch.arange(nodes, device=device) < tree.size[:, None]
         hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, layers)
         return self.decoder.logits(hidden), features
-
-
-def _spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
-    """The trees of some requests (`rows`) in a batch whose others have only their root, `last` [B]."""
-    alone, nodes = DraftTree.root_only(last), tree.tokens.shape[1]
-
-    def place(root: torch.Tensor, values: torch.Tensor, padding: float) -> torch.Tensor:
-        whole = torch.cat([root, root.new_full((len(last), nodes - 1), padding)], 1)
-        whole[rows] = values
-        return whole
-
-    size = alone.size.clone()
-    size[rows] = tree.size
-    return DraftTree(
-        place(alone.tokens, tree.tokens, 0),
-        place(alone.parents, tree.parents, -1),
-        place(alone.depth, tree.depth, 0),
-        place(alone.log_probs, tree.log_probs, -math.inf),
-        size,
-        tree.levels,
-        tree.draft_rows,
-    )

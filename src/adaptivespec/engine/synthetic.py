@@ -27,7 +27,7 @@ from ..method.guards import protected_mask
 from ..method.noise import derive, gumbel, uniform
 from ..method.policy import PolicyState, Root, TreePolicy
 from ..method.records import StepTotals
-from ..method.tree import DraftTree, TreeShape, select_rows
+from ..method.tree import DraftTree, TreeShape, select_rows, spread
 from .sampling import rule_params
 
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -203,13 +203,15 @@ def _decode(
     steps = drafted = accepted = promoted = 0
     seconds = 0.0
     while len(running.seeds):
-        asks = config.policy != "off" and not policy.rests(len(running.seeds))
+        asked = policy.asks(len(running.seeds)) if config.policy != "off" else 0
         tree, planned = DraftTree.root_only(running.last), [TreeShape.off()] * len(running.seeds)
         levels: list[list[int]] = [[] for _ in planned]
-        if asks:
-            root = Root(*world.candidates(running.context, running.seeds, running.emitted, width))
-            planned = [shapes[index] for index in policy.plan(state, root).tolist()]
-            tree, levels = _draft(world, running, root, planned, policy, state)
+        if rows := list(range(asked)):
+            drafting, own_state = select_rows(running, rows), select_rows(state, rows)
+            root = Root(*world.candidates(drafting.context, drafting.seeds, drafting.emitted, width))
+            planned[:asked] = (shapes[index] for index in policy.plan(own_state, root).tolist())
+            tree, levels[:asked] = _draft(world, drafting, root, planned[:asked], policy, own_state)
+            tree = tree if asked == len(planned) else spread(tree, rows, running.last)
         inputs, contexts = _verify(world, running, tree, temperature)
         params = rule_params([config] * len(planned), running.spent.tolist(), running.emitted.tolist(), protected)
         acceptance = rule.accept(tree, inputs, params)
@@ -225,7 +227,7 @@ def _decode(
         else:
             seconds += sum(sum(table.step(own, rows, 1)) for own, rows in zip(levels, sizes, strict=True))
         own = len(sizes), sum(sizes)
-        policy.observe(StepTotals(*own, taken + len(sizes), tree.draft_rows, *own, taken, asks))
+        policy.observe(StepTotals(*own, taken + len(sizes), tree.draft_rows, *own, taken, asked))
         running = running.after(contexts, acceptance.path, acceptance.num_accepted, acceptance.bonus, acceptance.log_margin)
         going = [row for row, count in enumerate(running.emitted.tolist()) if count < max_tokens]
         if len(going) < len(sizes):

@@ -128,7 +128,8 @@ class CostModel:
     Attributes:
         table: None until somebody has calibrated.
         follows: whether `observe` moves the factors; a modelled run stays with its table.
-        draft, rest: measured over tabled seconds.
+        draft: measured over tabled seconds.
+        rest, drafted_rest: the same of the rest of a step, without drafting and with it, which takes longer.
         memory, arithmetic: the same of the seconds for which a verify waits for its weights, and of those for which it computes.
     """
 
@@ -138,6 +139,7 @@ class CostModel:
     memory: float = 1.0
     arithmetic: float = 1.0
     rest: float = 1.0
+    drafted_rest: float = 1.0
     _curves: dict[tuple[str, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -149,16 +151,20 @@ class CostModel:
 
     def use(self, table: CostTable) -> None:
         """Take another table."""
-        self.table, self.draft, self.memory, self.arithmetic, self.rest = table, 1.0, 1.0, 1.0, 1.0
+        self.table, self.draft, self.memory, self.arithmetic, self.rest, self.drafted_rest = table, 1.0, 1.0, 1.0, 1.0, 1.0
         self._curves.clear()
 
     def plain(self, batch: int) -> float:
         """Seconds of a step of plain decoding."""
-        return self.verifying(batch, batch) + self.rest * self.known.fixed
+        return self.verifying(batch, batch) + self.resting(False)
 
     def drafting(self, draft_rows: Sequence[int]) -> float:
         """Seconds of a step's drafting."""
         return self.draft * self.known.draft_at(draft_rows)
+
+    def resting(self, drafted: bool) -> float:
+        """Seconds of the rest of a step."""
+        return (self.drafted_rest if drafted else self.rest) * self.known.fixed
 
     def verifying(self, batch: int, rows: int) -> float:
         """Seconds of a verify."""
@@ -189,12 +195,16 @@ class CostModel:
         if not self.follows or self.table is None:
             return
         tabled = (self.table.draft_at(draft_rows), self.verifying(batch, rows), self.table.fixed)
-        factors = (self.draft, 1.0, self.rest)
+        factors = (self.draft, 1.0, self.drafted_rest if draft_rows else self.rest)
         moved = [
             factor + _LOAD_WEIGHT * (min(max(measured / told, factor / _LOAD_STEP), factor * _LOAD_STEP) - factor) if told > 0 else factor
             for factor, measured, told in zip(factors, seconds, tabled, strict=True)
         ]
-        self.draft, change, self.rest = moved[0], moved[1] - 1.0, moved[2]
+        self.draft, change = moved[0], moved[1] - 1.0
+        if draft_rows:
+            self.drafted_rest = moved[2]
+        else:
+            self.rest = moved[2]
         # Waiting and computing share the news by their parts in what so many rows cost, so that this cost moves by `change`.
         memory = self.memory**_BEND
         waiting = memory / (memory + self.arithmetic**_BEND * self.table.arithmetic_at(batch, rows) ** _BEND)

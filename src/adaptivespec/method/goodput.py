@@ -31,7 +31,7 @@ class PricedPolicy(PolicyDefaults):
 
     Per request the state holds the evidence of its power (`learned`) and the running chance of the best child of a node (`rar`).
     Table, price and pauses belong to all requests and are kept here, so one object serves one acceptance rule, and `update` is never
-    captured in a graph. The rest of a batch, requests of other policies, is taken to be as in the last step.
+    captured in a graph. Requests of other policies in the batch are taken to be as in the last step.
 
     Args:
         costs: what steps cost; it may be filled later, before the first step.
@@ -47,7 +47,7 @@ class PricedPolicy(PolicyDefaults):
         self._learned: dict[torch.device, Learned] = {}
         self._prices: dict[int, Price] = {}
         self._observed = 0
-        self._other_requests = self._other_rows = 0
+        self._other_requests = self._other_rows = self._undrafted = 0
 
     def learned(self, device: torch.device) -> Learned:
         """What all requests on a device taught."""
@@ -56,19 +56,23 @@ class PricedPolicy(PolicyDefaults):
         return self._learned[device]
 
     def price(self, own: int) -> Price:
-        """The books for `own` requests of this policy beside those of others."""
-        batch = own + self._other_requests
+        """The books for `own` drafting requests of this policy beside its others and those of other policies."""
+        batch = own + self._undrafted + self._other_requests
         if batch not in self._prices:
-            self._prices[batch] = Price(self.costs, batch, self.probe)
+            nearest = min(self._prices, key=lambda size: abs(size - batch), default=batch)
+            self._prices[batch] = Price(self.costs, batch, self.probe, self._prices.get(nearest))
         return self._prices[batch]
 
-    def rests(self, requests: int) -> bool:
-        """Whether the drafter is to be left alone in this step."""
-        return self.price(requests).rests
+    def asks(self, requests: int) -> int:
+        """All where drafting pays, now and then one where it does not."""
+        self._undrafted = 0
+        asked = self.price(requests).asks(requests)
+        self._undrafted = requests - asked
+        return asked
 
     def observe(self, step: StepTotals) -> None:
         """Book a step, and now and then bring the table up to date."""
-        self._other_requests, self._other_rows = step.requests - step.own_requests, step.rows - step.own_rows
+        self._other_requests, self._other_rows, self._undrafted = step.requests - step.own_requests, step.rows - step.own_rows, 0
         self.price(step.own_requests).book(step)
         self._observed += 1
         if self._observed <= _REFIT or self._observed % _REFIT == 0:
@@ -92,7 +96,8 @@ class PricedPolicy(PolicyDefaults):
 
     def _added_by_rows(self, own: int, count: int, device: torch.device) -> torch.Tensor:
         """fp32 [count]: tokens that 1, 2, ... drafted rows must bring, at this price."""
-        rows = self.costs.rows_beyond(own + self._other_requests, own + self._other_rows, count, device)
+        own_rows = own + self._undrafted
+        rows = self.costs.rows_beyond(own_rows + self._other_requests, own_rows + self._other_rows, count, device)
         return rows * self.price(own).tokens_per_second
 
 

@@ -66,8 +66,8 @@ class TreePolicy(Protocol):
     reads_costs: bool
     """Whether it must know what a step costs."""
 
-    def rests(self, requests: int) -> bool:
-        """Whether the drafter is to be left alone in this step, for the policy's `requests` of it."""
+    def asks(self, requests: int) -> int:
+        """For how many of the policy's `requests` of this step, the first of them, the drafter is to be asked. 0 lets it rest."""
         ...
 
     def observe(self, step: StepTotals) -> None:
@@ -105,9 +105,9 @@ class PolicyDefaults:
     per_level = False
     reads_costs = False
 
-    def rests(self, requests: int) -> bool:
-        """Never."""
-        return False
+    def asks(self, requests: int) -> int:
+        """All."""
+        return requests
 
     def observe(self, step: StepTotals) -> None:
         """Nothing to learn from it."""

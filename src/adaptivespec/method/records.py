@@ -67,7 +67,7 @@ class StepTotals:
         emitted: tokens of the batch, bonus tokens included, before stop conditions.
         draft_rows: see `StepRecord`.
         own_requests, own_rows, accepted: of the policy's own requests; accepted drafted tokens.
-        asked: whether the drafter was asked for them.
+        asked: for how many of them the drafter was asked.
     """
 
     requests: int
@@ -77,4 +77,4 @@ class StepTotals:
     own_requests: int
     own_rows: int
     accepted: int
-    asked: bool
+    asked: int

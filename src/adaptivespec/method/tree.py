@@ -166,6 +166,28 @@ def keep_best(log_probs: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return (rank < count[:, None]) & (log_probs > -math.inf)
 
 
+def spread(tree: DraftTree, rows: list[int], last: torch.Tensor) -> DraftTree:
+    """The trees of some requests (`rows`) in a batch whose others have only their root, `last` [B]."""
+    alone, nodes = DraftTree.root_only(last), tree.tokens.shape[1]
+
+    def place(root: torch.Tensor, values: torch.Tensor, padding: float) -> torch.Tensor:
+        whole = torch.cat([root, root.new_full((len(last), nodes - 1), padding)], 1)
+        whole[rows] = values
+        return whole
+
+    size = alone.size.clone()
+    size[rows] = tree.size
+    return DraftTree(
+        place(alone.tokens, tree.tokens, 0),
+        place(alone.parents, tree.parents, -1),
+        place(alone.depth, tree.depth, 0),
+        place(alone.log_probs, tree.log_probs, -math.inf),
+        size,
+        tree.levels,
+        tree.draft_rows,
+    )
+
+
 def select_rows(batch: T, rows: list[int]) -> T:
     """Some requests of a batch: any dataclass of this package whose tensors have the batch first, with only `rows` (host ints)."""
     value: Any = batch
