@@ -170,7 +170,7 @@ class SpeculativeConfig(Settings):
         candidate_steps: the depths among which accept_ema moves, ascending.
         confidence_threshold: a chain of confidence ends with the first token that the drafter gives less probability.
         shapes: those of goodput_shapes, each num_steps, topk, num_draft_tokens.
-        probe: most steps that goodput decodes plainly, when drafting does not pay, before it asks the drafter again.
+        probe: most steps that goodput decodes plainly, when drafting does not pay, before it asks the drafter again, for one request.
         rule: `margin`, `strict` (lossless), or one to compare with: `margin_top1`, `threshold` (SGLang; temperature above 0), `typical`
             (Medusa), `relaxed_topk` (TensorRT-LLM; temperature 0), `logit_ratio` (MARS), `window` (FLy; chains), and `rejection`, which no
             drafter here can serve.

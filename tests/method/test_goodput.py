@@ -15,7 +15,8 @@ from adaptivespec.method.costs import CostModel, CostTable, Curve
 from adaptivespec.method.goodput import Goodput, PricedPolicy
 from adaptivespec.method.goodput_shapes import GoodputShapes
 from adaptivespec.method.grouped import Grouped
-from adaptivespec.method.policy import Root, Static
+from adaptivespec.method.learned import HostTree
+from adaptivespec.method.policy import PolicyState, Root, Static
 from adaptivespec.method.records import StepTotals
 from adaptivespec.method.tree import DraftTree, TreeShape
 from method.fakes import Nodes, acceptance_of, make_tree
@@ -36,6 +37,11 @@ def at_price(policy: PricedPolicy, own: int, tokens_per_second: float) -> float:
     price = policy.price(own)
     price._tokens, price._seconds = tokens_per_second, 1.0
     return price.tokens_per_second
+
+
+def chances(policy: PricedPolicy, state: PolicyState, tree: DraftTree) -> list[list[float]]:
+    """What the policy thinks of every node."""
+    return [policy.learned.chances(own, power) for own, power in zip(HostTree.of(tree), state.power.tolist(), strict=True)]
 
 
 def beside(policy: PricedPolicy, own: int, requests: int, rows: int) -> None:
@@ -78,7 +84,7 @@ def test_pruning_equals_brute_force(data, batch: int, verify: list[float], price
     beside(policy, batch, *others)
     state = policy.initial(batch)
     price = at_price(policy, batch, price)
-    chance = policy.log_chances(state, tree).exp()
+    chance = torch.tensor(chances(policy, state, tree))
     keep = policy.prune(state, tree, torch.full((batch,), limit))
     base = batch + others[1]
 
@@ -101,7 +107,7 @@ def test_a_level_more_is_drafted_if_and_only_if_it_pays(data, verify: list[float
     policy = Goodput(model(verify, level), TreeShape(9, width, 20))
     state = policy.initial(1)
     price = at_price(policy, 1, price)
-    chance, depth = policy.log_chances(state, tree)[0].exp().tolist(), tree.depth[0].tolist()
+    chance, depth = chances(policy, state, tree)[0], tree.depth[0].tolist()
     curve = policy.costs.known.verify[1]
 
     def most(chances: list[float]) -> float:
@@ -150,11 +156,11 @@ def test_one_object_learns_from_all_its_requests() -> None:
     policy = Goodput(model([1.0] * 10))
     state = policy.initial(1)
     tree = DraftTree.chain(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[0.0, -1.2, -2.4, -3.6]]))
-    fresh = policy.log_chances(policy.initial(1), tree)[0, 1].exp().item()
+    fresh = chances(policy, policy.initial(1), tree)[0][1]
     for _ in range(200):
         state = policy.update(state, tree, acceptance_of([3], 3), torch.tensor([3]))
         policy.observe(StepTotals(1, 4, 4, (1, 1, 1), 1, 4, 3, 1))
-    newcomer = policy.log_chances(policy.initial(1), tree)[0].exp().tolist()
+    newcomer = chances(policy, policy.initial(1), tree)[0]
     assert fresh == pytest.approx(math.exp(-1.2), abs=0.05)
     assert newcomer[1] > 0.9
     assert newcomer[3] > 0.8
@@ -213,7 +219,7 @@ def test_the_shape_equals_brute_force(requests: list[tuple[float, float]], verif
     expected = policy.expected(state, root)
     levels = best.shape[1]
     tree = make_tree([Nodes([0] * (levels + 1), [-1] + [0] * levels, [0.0, *row]) for row in best.tolist()])
-    first = policy.log_chances(state, tree)[:, 1:].exp().tolist()
+    first = [own[1:] for own in chances(policy, state, tree)]
     table = policy.costs.known
     worths = []
     for s, shape in enumerate(policy.reachable()):

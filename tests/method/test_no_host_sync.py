@@ -1,4 +1,7 @@
-"""Nothing in method/ may wait for the device, or loop over anything but levels: GPU engines capture these calls in a graph."""
+"""Nothing in method/ may wait for the device, or loop over anything but levels: GPU engines capture these calls in a graph.
+
+The goodput policies alone decide on the host, between those calls.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,6 @@ from adaptivespec.method.acceptance import AcceptanceRule, Margin, Strict, Verif
 from adaptivespec.method.baseline_policies import AcceptEMA, Confidence, Heuristic, Talon
 from adaptivespec.method.baselines import LogitRatio, MarginTop1, RelaxedTopK, Typical, Window
 from adaptivespec.method.coins import Rejection, Threshold
-from adaptivespec.method.costs import CostModel, CostTable, Curve
-from adaptivespec.method.goodput import Goodput
-from adaptivespec.method.goodput_shapes import GoodputShapes
 from adaptivespec.method.guards import RuleParams, affordable, unprotected
 from adaptivespec.method.noise import gumbel, uniform
 from adaptivespec.method.policy import Adaptive, Root, Static, TreePolicy
@@ -125,8 +125,7 @@ def batch_of(device: str, batch: int, levels: int, nodes: int, vocab: int) -> Ba
 
 
 RULES: list[AcceptanceRule] = [Typical(), RelaxedTopK(3), LogitRatio(), MarginTop1(), Window(2), Threshold(), Rejection()]
-COSTS = CostModel(CostTable(Curve((1,), (0.1,)), Curve((1, 9), (0.1, 0.2)), {1: Curve((1, 64), (1.0, 2.0))}, 0.1), memory=1.3)
-POLICIES: list[TreePolicy] = [Talon(), AcceptEMA(), Heuristic(), Confidence(), Goodput(COSTS), GoodputShapes(COSTS, [TreeShape(3, 4, 8)])]
+POLICIES: list[TreePolicy] = [Talon(), AcceptEMA(), Heuristic(), Confidence()]
 
 
 def _of_rule(rule: AcceptanceRule) -> dict[str, Callable[[Batch], Any]]:

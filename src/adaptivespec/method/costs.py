@@ -10,11 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar
-
-import torch
-
-_Number = TypeVar("_Number", float, torch.Tensor)
 
 _LOAD_WEIGHT = 1 / 32  # of the newest step in the load factors: a burst of other work is followed within a second or two
 _LOAD_STEP = 2.0  # a step further off than this counts as so far off: a frozen process says nothing about the next step
@@ -140,7 +135,8 @@ class CostModel:
     arithmetic: float = 1.0
     rest: float = 1.0
     drafted_rest: float = 1.0
-    _curves: dict[tuple[str, int, torch.device], torch.Tensor] = field(default_factory=dict, repr=False)
+    _tabled: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, repr=False)
+    _beyond: dict[tuple[int, int], list[float]] = field(default_factory=dict, repr=False)
 
     @property
     def known(self) -> CostTable:
@@ -152,7 +148,8 @@ class CostModel:
     def use(self, table: CostTable) -> None:
         """Take another table."""
         self.table, self.draft, self.memory, self.arithmetic, self.rest, self.drafted_rest = table, 1.0, 1.0, 1.0, 1.0, 1.0
-        self._curves.clear()
+        self._tabled.clear()
+        self._beyond.clear()
 
     def plain(self, batch: int) -> float:
         """Seconds of a step of plain decoding."""
@@ -168,32 +165,31 @@ class CostModel:
 
     def verifying(self, batch: int, rows: int) -> float:
         """Seconds of a verify."""
-        arithmetic: float = self.known.arithmetic_at(batch, rows) ** _BEND
-        return self._loaded(self.known.verify_at(batch, rows), arithmetic)
+        told, arithmetic = self._tabled_verify(batch, rows)
+        loaded: float = told * ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
+        return loaded
 
-    def rows_beyond(self, batch: int, base: int, count: int, device: torch.device) -> torch.Tensor:
-        """fp32 [count]: seconds that 1, 2, ... rows more than `base` add to a verify."""
-        known, size = self.known, base + 1 + count
-        told = self._dense(("verify", batch), size, device, lambda most: [known.verify_at(batch, n) for n in range(most)])
-        arithmetic = self._dense(
-            ("arithmetic", batch), size, device, lambda most: [known.arithmetic_at(batch, n) ** _BEND for n in range(most)]
-        )
-        now = self._loaded(told, arithmetic)
-        return now[base + 1 :] - now[base]
+    def _tabled_verify(self, batch: int, rows: int) -> tuple[float, float]:
+        """Seconds of a verify, and `CostTable.arithmetic_at` to the power of the bend; looked up once, since a step asks many times."""
+        found = self._tabled.get((batch, rows))
+        if found is None:
+            found = self.known.verify_at(batch, rows), self.known.arithmetic_at(batch, rows) ** _BEND
+            self._tabled[batch, rows] = found
+        return found
 
-    def _loaded(self, told: _Number, arithmetic: _Number) -> _Number:
-        """Tabled seconds of verifies as they are now; `arithmetic` is `CostTable.arithmetic_at` to the power of the bend."""
-        now: _Number = told * ((self.memory**_BEND + self.arithmetic**_BEND * arithmetic) / (1 + arithmetic)) ** (1 / _BEND)
-        return now
-
-    def levels_of(self, rows: int, count: int, device: torch.device) -> torch.Tensor:
-        """fp32 [count]: tabled seconds of a draft forward for 1, 2, ... requests of so many rows each, before the factor `draft`."""
-        return self._dense(("level", rows), count, device, lambda most: [self.known.level.at(rows * n) for n in range(1, most + 1)])
+    def rows_beyond(self, batch: int, base: int, count: int) -> list[float]:
+        """Seconds that 1, 2, ... and at least `count` rows more than `base` add to a verify."""
+        beyond = self._beyond.setdefault((batch, base), [])  # a step asks several times
+        if len(beyond) < count:
+            now = self.verifying(batch, base)
+            beyond += (self.verifying(batch, base + n) - now for n in range(len(beyond) + 1, count + 1))
+        return beyond
 
     def observe(self, draft_rows: Sequence[int], rows: int, batch: int, seconds: tuple[float, float, float]) -> None:
         """Follow the load: fold one step's seconds of draft, verify and rest in."""
         if not self.follows or self.table is None:
             return
+        self._beyond.clear()
         tabled = (self.table.draft_at(draft_rows), self.verifying(batch, rows), self.table.fixed)
         factors = (self.draft, 1.0, self.drafted_rest if draft_rows else self.rest)
         moved = [
@@ -207,14 +203,7 @@ class CostModel:
             self.rest = moved[2]
         # Waiting and computing share the news by their parts in what so many rows cost, so that this cost moves by `change`.
         memory = self.memory**_BEND
-        waiting = memory / (memory + self.arithmetic**_BEND * self.table.arithmetic_at(batch, rows) ** _BEND)
+        waiting = memory / (memory + self.arithmetic**_BEND * self._tabled_verify(batch, rows)[1])
         change /= waiting**2 + (1 - waiting) ** 2
         self.memory = min(max(self.memory * (1 + waiting * change), 1 / _LOAD_MOST), _LOAD_MOST)
         self.arithmetic = min(max(self.arithmetic * (1 + (1 - waiting) * change), 1 / _LOAD_MOST), _LOAD_MOST)
-
-    def _dense(self, key: tuple[str, int], count: int, device: torch.device, values: Callable[[int], list[float]]) -> torch.Tensor:
-        """The first `count` values of a curve, copied to the device once per size: a copy from the host cannot be captured in a graph."""
-        curve = self._curves.get((*key, device))
-        if curve is None or len(curve) < count:
-            curve = self._curves[*key, device] = torch.tensor(values(max(64, 2 * count)), dtype=torch.float32, device=device)
-        return curve[:count]

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 
 from .acceptance import Acceptance
 from .costs import CostModel
-from .learned import Learned, power_of
+from .learned import HostTree, Learned, Outcome, power_of
 from .policy import PolicyDefaults, PolicyState, Root
 from .price import Price
 from .records import StepTotals
-from .tree import DraftTree, TreeShape, keep_best
+from .tree import DraftTree, TreeShape
 
 _REFIT = 16  # steps between two fits of the learned table, after as many fits at its start
 
@@ -30,8 +31,8 @@ class PricedPolicy(PolicyDefaults):
     """What policies share that know acceptance, costs and the price of a second.
 
     Per request the state holds the evidence of its power (`learned`) and the running chance of the best child of a node (`rar`).
-    Table, price and pauses belong to all requests and are kept here, so one object serves one acceptance rule, and `update` is never
-    captured in a graph. Requests of other policies in the batch are taken to be as in the last step.
+    Table, price and pauses belong to all requests and are kept here, so one object serves one acceptance rule. All of it is decided on the
+    host, so nothing here can be captured in a graph. Requests of other policies in the batch are taken to be as in the last step.
 
     Args:
         costs: what steps cost; it may be filled later, before the first step.
@@ -44,16 +45,10 @@ class PricedPolicy(PolicyDefaults):
         if probe < 1:
             raise ValueError("goodput policy: probe is at least 1")
         self.costs, self.probe = costs, probe
-        self._learned: dict[torch.device, Learned] = {}
+        self.learned = Learned()
         self._prices: dict[int, Price] = {}
         self._observed = 0
         self._other_requests = self._other_rows = self._undrafted = 0
-
-    def learned(self, device: torch.device) -> Learned:
-        """What all requests on a device taught."""
-        if device not in self._learned:
-            self._learned[device] = Learned(device)
-        return self._learned[device]
 
     def price(self, own: int) -> Price:
         """The books for `own` drafting requests of this policy beside its others and those of other policies."""
@@ -76,29 +71,28 @@ class PricedPolicy(PolicyDefaults):
         self.price(step.own_requests).book(step)
         self._observed += 1
         if self._observed <= _REFIT or self._observed % _REFIT == 0:
-            for learned in self._learned.values():
-                learned.refit()
-
-    def log_chances(self, state: PolicyState, tree: DraftTree) -> torch.Tensor:
-        """fp32 [B, N]: log of every node's acceptance probability, never above the parent's; 0 of the root, -inf of padding."""
-        learned = self.learned(tree.tokens.device)
-        return learned.paths(learned.bins(tree), tree, state.power)
+            self.learned.refit()
 
     def update(self, state: PolicyState, tree: DraftTree, acceptance: Acceptance, num_steps: torch.Tensor) -> PolicyState:
         """Learn from what was accepted; requests that had nothing verified keep their state."""
         if tree.tokens.shape[1] == 1:
             return state
-        learned = self.learned(tree.tokens.device)
-        bins = learned.bins(tree)
-        evidence, best = learned.learn(bins, tree, acceptance, state.evidence, state.power)
-        rar = torch.where(tree.size > 1, torch.lerp(state.rar, best, 0.1), state.rar)
-        return dataclasses.replace(state, rar=rar, evidence=evidence, power=power_of(evidence))
+        columns = acceptance.path.tolist(), acceptance.promoted.tolist(), state.power.tolist(), state.evidence.tolist()
+        found = self.learned.learn([Outcome(*own) for own in zip(HostTree.of(tree), *columns, strict=True)])
+        rars = [rar if mean is None else rar + 0.1 * (mean - rar) for rar, (_, mean) in zip(state.rar.tolist(), found, strict=True)]
+        evidence = [own for own, _ in found]
+        device = state.rar.device
+        return dataclasses.replace(
+            state,
+            rar=torch.tensor(rars, device=device),
+            evidence=torch.tensor(evidence, device=device),
+            power=torch.tensor([power_of(own) for own in evidence], device=device),
+        )
 
-    def _added_by_rows(self, own: int, count: int, device: torch.device) -> torch.Tensor:
-        """fp32 [count]: tokens that 1, 2, ... drafted rows must bring, at this price."""
-        own_rows = own + self._undrafted
-        rows = self.costs.rows_beyond(own_rows + self._other_requests, own_rows + self._other_rows, count, device)
-        return rows * self.price(own).tokens_per_second
+    def added_by_rows(self, own: int, count: int) -> list[float]:
+        """Tokens that 1, 2, ... and at least `count` drafted rows must bring, at this price."""
+        own_rows, price = own + self._undrafted, self.price(own).tokens_per_second
+        return [price * seconds for seconds in self.costs.rows_beyond(own_rows + self._other_requests, own_rows + self._other_rows, count)]
 
 
 class Goodput(PricedPolicy):
@@ -131,46 +125,48 @@ class Goodput(PricedPolicy):
 
     def keep_going(self, state: PolicyState, tree: DraftTree, num_steps: torch.Tensor) -> torch.Tensor:
         """Bool [B]: another level pays."""
-        batch, width = len(num_steps), self.shape.topk
-        chance = self.log_chances(state, tree)[:, 1:].exp()
-        frontier = torch.where(tree.depth[:, 1:] == tree.levels, chance, 0.0).topk(min(width, chance.shape[1]), 1).values
-        brood = self.learned(frontier.device).brood(state.rar, width)
-        children = (frontier[:, :, None] * brood[:, None, :]).flatten(1)
-        both = torch.cat([chance, children], 1)
-        without = torch.nn.functional.pad(chance, (0, children.shape[1]))
-        ranked = torch.stack([without, both]).flatten(1).sort(1, descending=True).values[:, : batch * (self.shape.num_draft_tokens - 1)]
-        worth = self._worth(ranked, batch)
-        most = worth.amax(1).clamp(min=0)
-        gain = most[1] - most[0]
-        able = (num_steps > tree.levels) & (frontier[:, 0] > 0)
+        width, known = self.shape.topk, list[float]()
+        foretold: list[list[float]] = []
+        for own, power, rar, steps in zip(HostTree.of(tree), state.power.tolist(), state.rar.tolist(), num_steps.tolist(), strict=True):
+            chances = self.learned.chances(own, power)
+            known += (chance for chance in chances[1:] if chance)
+            last = (chance for chance, depth in zip(chances, own.depth, strict=True) if chance and depth == tree.levels)
+            frontier = sorted(last, reverse=True)[:width] if steps > tree.levels else []
+            foretold.append([chance * each for each in self.learned.brood(rar, width) for chance in frontier])
+        batch = len(foretold)
+        without, _, _ = self._best(known, batch)
+        worth, _, cut = self._best([*known, *(child for children in foretold for child in children)], batch)
+        added = [sum(child for child in children if child >= cut) for children in foretold]
+        order = sorted((row for row in range(batch) if added[row]), key=lambda row: -added[row])
         per_second = self.price(batch).tokens_per_second * self.costs.draft
-        if batch == 1:
-            return able & (gain > per_second * self.costs.known.level.at(width))
-        cut = torch.where(worth[1] == most[1], ranked[1], math.inf).amin()
-        added = torch.where(able, torch.where(children >= cut, children, 0.0).sum(1), 0.0)
-        order = added.sort(descending=True, stable=True)
-        share = (gain * order.values / added.sum().clamp(min=1e-9)).cumsum(0)
-        profit = share - per_second * self.costs.levels_of(width, batch, added.device)
-        going = torch.where(profit.amax() > 0, profit.argmax() + 1, 0)
-        return able & (added > 0) & _first(order.indices, going)
+        going, best, shared = 0, 0.0, 0.0
+        for n, row in enumerate(order, 1):
+            shared += added[row]
+            profit = (worth - without) * shared / sum(added) - per_second * self.costs.known.level.at(width * n)
+            if profit > best:
+                going, best = n, profit
+        return torch.tensor([row in order[:going] for row in range(batch)], device=num_steps.device)
 
     def prune(self, state: PolicyState, tree: DraftTree, num_draft_tokens: torch.Tensor) -> torch.Tensor:
         """Bool [B, N - 1]: of each request at most `num_draft_tokens` - 1 nodes, and of the batch those that are worth their rows."""
-        chance = self.log_chances(state, tree)[:, 1:]
-        if chance.shape[1] >= self.shape.num_draft_tokens:
-            chance = torch.where(keep_best(chance, num_draft_tokens - 1), chance, -math.inf)
-        order = chance.flatten().sort(descending=True, stable=True)  # of equals the parent stands first
-        worth = self._worth(order.values.exp(), len(chance))
-        kept = torch.where(worth.amax() > 0, worth.argmax() + 1, 0)
-        return _first(order.indices, kept).view(chance.shape)
+        trees = HostTree.of(tree)
+        ranked: list[tuple[float, int, int]] = []  # of equals the parent stands first
+        for row, (own, power, most) in enumerate(zip(trees, state.power.tolist(), num_draft_tokens.tolist(), strict=True)):
+            chances = self.learned.chances(own, power)
+            ranked += sorted((-chance, row, node) for node, chance in enumerate(chances) if node and chance)[: most - 1]
+        ranked.sort()
+        _, count, _ = self._best([-negative for negative, _, _ in ranked], len(trees))
+        keep = [[False] * (len(own.parents) - 1) for own in trees]
+        for _, row, node in ranked[:count]:
+            keep[row][node - 1] = True
+        return torch.tensor(keep, dtype=torch.bool, device=tree.tokens.device)
 
-    def _worth(self, ranked: torch.Tensor, own: int) -> torch.Tensor:
-        """fp32 [..., M]: S_n - price * (verify(n) - verify(0)) for n from 1 of falling probabilities; -inf from the first that is 0."""
-        worth = ranked.cumsum(-1) - self._added_by_rows(own, ranked.shape[-1], ranked.device)
-        return torch.where(ranked > 0, worth, -math.inf)
-
-
-def _first(order: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Bool [M]: those among the first `count` (int64 []) of an order [M]."""
-    place = torch.arange(len(order), device=order.device)
-    return torch.zeros_like(order, dtype=torch.bool).scatter_(0, order, place < count)
+    def _best(self, chances: Sequence[float], own: int) -> tuple[float, int, float]:
+        """The best S_n - price * (verify(n) - verify(0)), that n, and its least chance; S_n sums the n highest of `own` requests."""
+        chances = sorted(chances, reverse=True)[: own * (self.shape.num_draft_tokens - 1)]
+        best, count, cut, expected = 0.0, 0, math.inf, 0.0
+        for n, (chance, price) in enumerate(zip(chances, self.added_by_rows(own, len(chances)), strict=False), 1):
+            expected += chance
+            if expected - price > best:
+                best, count, cut = expected - price, n, chance
+        return best, count, cut

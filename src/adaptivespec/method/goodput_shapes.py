@@ -9,6 +9,7 @@ import torch
 
 from .costs import CostModel
 from .goodput import PricedPolicy
+from .learned import ENDS
 from .policy import PolicyState, Root
 from .tree import TreeShape
 
@@ -31,7 +32,6 @@ class GoodputShapes(PricedPolicy):
         if not self._shapes or any(shape.num_steps == 0 for shape in self._shapes):
             raise ValueError("goodput_shapes policy: needs shapes, each of which drafts")
         self._deepest, self._topk, self._nodes = (max(numbers) for numbers in zip(*map(dataclasses.astuple, self._shapes), strict=True))
-        self._numbers: dict[torch.device, torch.Tensor] = {}
 
     def reachable(self) -> list[TreeShape]:
         """The shapes."""
@@ -39,22 +39,24 @@ class GoodputShapes(PricedPolicy):
 
     def plan(self, state: PolicyState, root: Root) -> torch.Tensor:
         """int64 [B]: the index of the shape that pays best, the same for all."""
-        batch, device = len(state.rar), state.rar.device
-        expected = self.expected(state, root).sum(0)
-        steps, topk, nodes = self._table(device).unbind(1)
-        added = self._added_by_rows(batch, batch * self._nodes, device)[batch * (nodes - 1) - 1]
-        levels = self.costs.levels_of(1, batch * self._topk, device)[batch * topk - 1] * (steps - 1)
-        worth = expected - added - levels * (self.price(batch).tokens_per_second * self.costs.draft)
-        return worth.argmax().expand(batch)
+        batch, level = len(state.rar), self.costs.known.level
+        added = self.added_by_rows(batch, batch * self._nodes)
+        per_second = self.price(batch).tokens_per_second * self.costs.draft
+        worths = [
+            tokens - added[batch * (shape.num_draft_tokens - 1) - 1] - per_second * (shape.num_steps - 1) * level.at(batch * shape.topk)
+            for shape, tokens in zip(self._shapes, self.expected(state, root).sum(0).tolist(), strict=True)
+        ]
+        return torch.full_like(state.misses, worths.index(max(worths)))
 
     def expected(self, state: PolicyState, root: Root) -> torch.Tensor:
         """fp32 [B, S]: the tokens that each shape's predicted tree would have accepted."""
-        steps, topk, nodes = self._table(state.rar.device).unbind(1)
-        learned = self.learned(root.log_probs.device)
-        edges = learned.table[learned.place(-root.log_probs[:, : self._topk])]
+        device = state.rar.device
+        steps, topk, nodes = torch.tensor([dataclasses.astuple(shape) for shape in self._shapes], device=device).unbind(1)
+        table, ends = torch.tensor(self.learned.table, device=device), torch.tensor(ENDS, device=device)
+        edges = table[torch.bucketize(-root.log_probs[:, : self._topk], ends)]
         first = (edges * state.power[:, None]).exp()
         first = torch.nn.functional.pad(first, (0, self._topk - first.shape[1]))
-        onward = learned.brood(state.rar, self._topk)[:, None, None, :]
+        onward = torch.tensor([self.learned.brood(rar, self._topk) for rar in state.rar.tolist()], device=device)[:, None, None, :]
         allowed = torch.arange(self._topk, device=first.device) < topk[:, None]  # bool [S, K]
         frontier = torch.where(allowed, first[:, None], 0.0)
         found = [frontier]
@@ -66,9 +68,3 @@ class GoodputShapes(PricedPolicy):
         best = torch.cat(found, 2).sort(2, descending=True).values.cumsum(2)
         last = (nodes - 2).clamp(max=best.shape[2] - 1).expand(len(first), 1, -1).transpose(1, 2)
         return best.gather(2, last)[..., 0]
-
-    def _table(self, device: torch.device) -> torch.Tensor:
-        """int64 [S, 3]: the shapes on a device, copied there once."""
-        if device not in self._numbers:
-            self._numbers[device] = torch.tensor([dataclasses.astuple(shape) for shape in self._shapes], device=device)
-        return self._numbers[device]

@@ -15,16 +15,21 @@ their rank.
 
 A power is the maximum-likelihood step away from 1. With the sums over the edges tried of
 score = log q (hit - q) / (1 - q) and information = (log q)^2 q / (1 - q), power = 1 + score / (information + prior).
+
+Everything is decided node by node in plain numbers: trees are small, each level waits for the decision anyway, and right after a forward,
+which has driven everything else out of the caches, a tensor operation on five nodes takes as long as a loop over them; 100 were needed.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from .acceptance import Acceptance, first_child
 from .tree import DraftTree
 
 BINS = 24
@@ -34,114 +39,164 @@ _WORD = 8.0  # edges tried per bin that the prior counts as
 _PRIOR, _OWN_PRIOR = 8.0, 24.0  # information that a power of 1 counts as, of all requests and of one
 _MEMORY, _OWN_MEMORY = 0.998, 0.97  # kept of the shared counts and of a request's per step
 
+# Bins are narrow where drafts are sure: bin k ends at DEEPEST * (k / (BINS - 1))^2 nats, but the last is open.
+_EDGES = [DEEPEST * (k / (BINS - 1)) ** 2 for k in range(BINS)]
+ENDS = [*_EDGES[1:], 3e38]
+_SAID = [math.exp(-nats) for nats in (*((a + b) / 2 for a, b in pairwise(_EDGES)), DEEPEST + 1)]
 
-class Learned:
-    """The shared table and the counts behind it, on one device.
+
+@dataclass(frozen=True)
+class HostTree:
+    """One request's tree: `parents`, `depth` and `log_probs` of its nodes as in `DraftTree`, padding included."""
+
+    parents: list[int]
+    depth: list[int]
+    log_probs: list[float]
+
+    @classmethod
+    def of(cls, tree: DraftTree) -> list[HostTree]:
+        """Those of a batch; waits for the device."""
+        return [cls(*own) for own in zip(tree.parents.tolist(), tree.depth.tolist(), tree.log_probs.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request's tree.
 
     Attributes:
-        counts: fp32 [2, BINS + 1], edges tried and accepted; the last bin is that of candidates that do not exist.
-        table: fp32 [BINS + 1], log of an edge's chance by bin, falling; -inf in the last.
-        mismatches: fp32 [2], nodes with children of which none was exact, and those where one was promoted.
-        spare_counts: fp32 [2, RANKS + 1], by rank behind the best sibling: tried where all better ones missed, and accepted; others last.
-        spare: fp32 [RANKS], the chance of those siblings where the best missed.
+        tree: as verified.
+        path, promoted: as in `Acceptance`.
+        power: the request's.
+        evidence: its score and information so far.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        # Bins are narrow where drafts are sure: bin k ends at DEEPEST * (k / (BINS - 1))^2 nats, but the last is open.
-        ends = [DEEPEST * (k / (BINS - 1)) ** 2 for k in range(BINS)]
-        middles = [*((a + b) / 2 for a, b in pairwise(ends)), DEEPEST + 1]
-        self._ends = torch.tensor([*ends[1:], 3e38], device=device)
-        self._said = torch.tensor([math.exp(-nats) for nats in middles], device=device)
-        self.counts = torch.zeros(2, BINS + 1, device=device)
-        self.mismatches = torch.tensor([_PRIOR, 0.0], device=device)
-        self.spare_counts = torch.zeros(2, RANKS + 1, device=device)
+    tree: HostTree
+    path: list[int]
+    promoted: list[bool]
+    power: float
+    evidence: tuple[float, float]
+
+
+class Learned:
+    """The shared table and the counts behind it.
+
+    Attributes:
+        tried, hits: [BINS + 1], edges by bin and those accepted; the last bin is that of candidates that do not exist.
+        table: [BINS + 1], log of an edge's chance by bin, falling; -inf in the last.
+        mismatches: nodes with children of which none was exact, and those where one was promoted.
+        spare_tried, spare_hits: [RANKS + 1], by rank behind the best sibling: tried where all better missed, and accepted; others last.
+        spare: [RANKS], the chance of those siblings where the best missed.
+    """
+
+    def __init__(self) -> None:
+        self.tried, self.hits = [0.0] * (BINS + 1), [0.0] * (BINS + 1)
+        self.mismatches = (_PRIOR, 0.0)
+        self.spare_tried, self.spare_hits = [0.0] * (RANKS + 1), [0.0] * (RANKS + 1)
         self.refit()
 
-    def place(self, nats: torch.Tensor) -> torch.Tensor:
-        """int64, the bins of edges of these improbabilities (-log p); infinity and what is not a number fall into the last."""
-        return torch.bucketize(nats, self._ends)
+    def chances(self, tree: HostTree, power: float) -> list[float]:
+        """[N]: every node's chance, 1 of the root, 0 of padding and of candidates that do not exist."""
+        table, parents, log_probs = self.table, tree.parents, tree.log_probs
+        logs, chances = [0.0] * len(parents), [1.0] + [0.0] * (len(parents) - 1)
+        for node in range(1, len(parents)):
+            parent, log_prob = parents[node], log_probs[node]
+            if parent >= 0 and log_prob > -math.inf:
+                logs[node] = log = logs[parent] + power * table[bisect_left(ENDS, log_probs[parent] - log_prob)]
+                chances[node] = math.exp(log)
+        return chances
 
-    def bins(self, tree: DraftTree) -> torch.Tensor:
-        """int64 [B, N]: the bin of every edge; the root has one too, to be ignored."""
-        return self.place(tree.log_probs.gather(1, tree.parents.clamp(min=0)) - tree.log_probs)
+    def brood(self, best: float, width: int) -> list[float]:
+        """[width]: the chances of a node's children, best first, when the best has the chance `best`."""
+        lesser = [(1 - best) * share for share in self.spare[: width - 1]]
+        return [best, *lesser, *[0.0] * (width - 1 - len(lesser))]
 
-    def paths(self, bins: torch.Tensor, tree: DraftTree, power: torch.Tensor) -> torch.Tensor:
-        """fp32 [B, N]: log of every node's chance, 0 of the root; `power` [B] is its request's."""
-        edge, parents = self.table[bins] * power[:, None], tree.parents.clamp(min=0)
-        edge[:, 0].zero_()
-        total = edge
-        for _ in range(tree.levels - 1):
-            total = edge + total.gather(1, parents)
-        return total
-
-    def brood(self, best: torch.Tensor, width: int) -> torch.Tensor:
-        """fp32 [B, width]: the chances of a node's children, best first, when the best has the chance `best` [B]."""
-        shares = torch.nn.functional.pad(self.spare, (0, max(0, width - 1 - RANKS)))[: width - 1]
-        return torch.cat([best[:, None], (1 - best)[:, None] * shares], 1)
-
-    def learn(
-        self, bins: torch.Tensor, tree: DraftTree, acceptance: Acceptance, evidence: torch.Tensor, power: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def learn(self, outcomes: Sequence[Outcome]) -> list[tuple[tuple[float, float], float | None]]:
         """Count a step.
 
-        Args:
-            bins: of the tree.
-            tree: as verified.
-            acceptance: what came of it.
-            evidence: of the requests so far.
-            power: theirs.
-
         Returns:
-            their new evidence fp32 [B, 2] (score and information), and fp32 [B], the mean chance of the best children of the nodes that
-            were reached (not a number in a tree of its root alone).
+            for each request its new evidence, and the mean chance of the best children of the nodes that were reached; None of a tree of
+            its root alone, whose evidence is the old.
         """
-        nodes, path = tree.tokens.shape[1], acceptance.path
-        parent = tree.parents.clamp(min=0)
-        column = torch.where(path >= 0, path, nodes)
-        hit = evidence.new_zeros(len(path), nodes + 1)
-        hit.scatter_(1, column, 1.0)[:, 0].fill_(1.0)
-        tried = hit.gather(1, parent) * tree.drafted  # under the root and under accepted nodes
-        promoted = torch.zeros_like(hit).scatter_(1, column, acceptance.promoted.float())[:, :nodes]
-        hit = hit[:, :nodes] * tried
-        eldest = first_child(tree, tree.drafted).gather(1, parent)  # a node's best sibling, or the node itself
-        better = (parent[:, None] == parent[:, :, None]).tril(-1) & tree.drafted[:, None]  # [B, N, N]: of a node's siblings
-        rank = better.sum(2) * tree.drafted
-        lesser = rank > 0
-        exact = hit - promoted
-        moved = exact * lesser * (self.mismatches[1] / self.mismatches[0])
-        hit = (hit - moved).scatter_add(1, eldest.clamp(min=0), moved)
-        decided = (tried * ~lesser).sum()
-        self.mismatches.mul_(_MEMORY).add_(torch.stack([decided - exact.sum(), promoted.sum()]))
-        self.counts.mul_(_MEMORY).index_add_(1, bins.flatten(), torch.stack([tried, hit]).flatten(1))
-        missed = tried * lesser * (1 - (better * hit[:, None]).sum(2))
-        place = torch.where(lesser, (rank - 1).clamp(max=RANKS), RANKS)
-        self.spare_counts.mul_(_MEMORY).index_add_(1, place.flatten(), torch.stack([missed, hit * lesser]).flatten(1))
-        best = tried * ~lesser
-        mean = ((self.table[bins] * power[:, None]).exp() * best).sum(1) / best.sum(1)
-        chance = self.table[bins].exp().clamp(1e-3, 1 - 1e-3)
-        log, odds = chance.log() * tried, 1 / (1 - chance)
-        new = torch.stack([(log * (hit - chance) * odds).sum(1), (log * log * chance * odds).sum(1)], 1)
-        return torch.where(tree.drafted.any(1, keepdim=True), _OWN_MEMORY * evidence + new, evidence), mean
+        for counts in (self.tried, self.hits, self.spare_tried, self.spare_hits):
+            counts[:] = [_MEMORY * count for count in counts]
+        wrong, promotions = self.mismatches
+        found = [self._learn(outcome, promotions / wrong) for outcome in outcomes]
+        self.mismatches = (
+            _MEMORY * wrong + sum(own_wrong for _, _, own_wrong, _ in found),
+            _MEMORY * promotions + sum(own_promotions for _, _, _, own_promotions in found),
+        )
+        return [(evidence, mean) for evidence, mean, _, _ in found]
+
+    def _learn(self, outcome: Outcome, share: float) -> tuple[tuple[float, float], float | None, int, int]:
+        """Count one request: evidence and mean as in `learn`, mismatches and promotions.
+
+        `share` of the exact hits of lesser siblings are booked as their best one's.
+        """
+        parents, log_probs = outcome.tree.parents, outcome.tree.log_probs
+        accepted = {node: promoted for node, promoted in zip(outcome.path, outcome.promoted, strict=True) if node >= 0}
+        rank, eldest, hit = [0] * len(parents), {}, [0.0] * len(parents)
+        children: dict[int, int] = {}
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            if parent < 0:
+                continue
+            rank[node] = children.get(parent, 0)
+            children[parent] = rank[node] + 1
+            if not rank[node]:
+                eldest[parent] = node
+            if node in accepted:
+                moved = share if rank[node] and not accepted[node] else 0.0
+                hit[node] += 1 - moved
+                hit[eldest[parent]] += moved
+        score, information = outcome.evidence
+        if children:
+            score, information = _OWN_MEMORY * score, _OWN_MEMORY * information
+        best, tried_best, taken = 0.0, 0, dict.fromkeys(children, 0.0)
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            if parent < 0 or (parent and parent not in accepted):
+                continue  # only edges under the root and under accepted nodes were tried
+            place = bisect_left(ENDS, log_probs[parent] - log_probs[node])
+            self.tried[place] += 1
+            self.hits[place] += hit[node]
+            if rank[node]:
+                spare = min(rank[node] - 1, RANKS)
+                self.spare_tried[spare] += 1 - taken[parent]
+                self.spare_hits[spare] += hit[node]
+            else:
+                best += math.exp(outcome.power * self.table[place])
+                tried_best += 1
+            taken[parent] += hit[node]
+            chance, log, odds = self._terms[place]
+            score += log * (hit[node] - chance) * odds
+            information += log * log * chance * odds
+        promotions = sum(accepted.values())
+        wrong = tried_best - (len(accepted) - promotions)
+        return (score, information), best / tried_best if tried_best else None, wrong, promotions
 
     def refit(self) -> None:
         """Make the table from the counts, over a prior: the drafter's word to the power that all edges together suggest."""
-        (tried, hits), log = self.counts[:, :BINS], self._said.log()
-        power = torch.ones_like(log[0])
+        tried, hits, said = (torch.tensor(values[:BINS], dtype=torch.float64) for values in (self.tried, self.hits, _SAID))
+        log, power = said.log(), torch.tensor(1.0, dtype=torch.float64)
         for _ in range(3):  # Newton's steps
-            said = self._said**power
-            score = (log * (hits - tried * said) / (1 - said)).sum() - _PRIOR * (power - 1)
-            power = (power + score / ((log * log * tried * said / (1 - said)).sum() + _PRIOR)).clamp(0.2, 4)
-        prior = self._said**power
-        table = falling((hits + _WORD * prior) / (tried + _WORD), tried + _WORD).log()
-        self.table = torch.cat([table, torch.full_like(table[:1], -math.inf)])
-        tried, hits = self.spare_counts[:, :RANKS]
-        hazard = (hits + _WORD / 2) / (tried + _WORD)
-        self.spare = hazard * torch.cat([torch.ones_like(hazard[:1]), (1 - hazard).cumprod(0)[:-1]])
+            prior = said**power
+            score = (log * (hits - tried * prior) / (1 - prior)).sum() - _PRIOR * (power - 1)
+            power = (power + score / ((log * log * tried * prior / (1 - prior)).sum() + _PRIOR)).clamp(0.2, 4)
+        table = falling((hits + _WORD * said**power) / (tried + _WORD), tried + _WORD)
+        self.table = [*table.log().tolist(), -math.inf]
+        chances = [*table.clamp(1e-3, 1 - 1e-3).tolist(), 1e-3]
+        self._terms = [(chance, math.log(chance), 1 / (1 - chance)) for chance in chances]  # of the likelihood
+        self.spare, left = [], 1.0
+        for count, hit in zip(self.spare_tried[:RANKS], self.spare_hits[:RANKS], strict=True):
+            hazard = (hit + _WORD / 2) / (count + _WORD)
+            self.spare.append(left * hazard)
+            left *= 1 - hazard
 
 
-def power_of(evidence: torch.Tensor) -> torch.Tensor:
-    """[...] from score and information [..., 2]."""
-    return (1 + evidence[..., 0] / (evidence[..., 1] + _OWN_PRIOR)).clamp(0.2, 4)
+def power_of(evidence: tuple[float, float]) -> float:
+    """From score and information."""
+    score, information = evidence
+    return min(max(1 + score / (information + _OWN_PRIOR), 0.2), 4.0)
 
 
 def falling(mean: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
