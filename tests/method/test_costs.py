@@ -95,12 +95,14 @@ def test_slow_memory_hardly_slows_a_batch_that_computes() -> None:
 def test_memory_that_has_become_slower_or_faster(calibrated: float, now: float) -> None:
     """From steps of a few rows the model finds what others cost, though a factor for all rows could not be right."""
     model, true = CostModel(CostTable(Curve((1,), (1.0,)), Curve((1,), (1.0,)), {1: waits(calibrated)}, 0.5)), waits(now)
+    before = list(model.rows_beyond(1, 1, 12))
     for _ in range(150):
         for rows in (3, 5, 8, 6):
             model.observe((1,), rows, 1, (1.0, true.at(rows), 0.5))
     for rows, off in ((1, 0.06), (4, 0.06), (8, 0.06), (12, 0.1), (16, 0.1)):
         assert model.verifying(1, rows) == pytest.approx(true.at(rows), rel=off), rows
     added = model.rows_beyond(1, 1, 12)
+    assert (added == before) is (calibrated == now)
     assert added == pytest.approx([model.verifying(1, n) - model.verifying(1, 1) for n in range(2, 14)], rel=1e-3, abs=1e-3)
 
 

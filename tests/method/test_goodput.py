@@ -232,20 +232,39 @@ def test_the_shape_equals_brute_force(requests: list[tuple[float, float]], verif
     assert worths[planned[0]] == pytest.approx(max(worths), abs=1e-3)
 
 
-def test_a_long_run_makes_no_step_dearer() -> None:
+def test_a_long_run_keeps_no_more_than_a_short_one() -> None:
     policy = GoodputShapes(model([1.0] * 10), SHAPES)
     state, root = policy.initial(1), certain_root(1)
 
-    def operations() -> int:
-        with torch.profiler.profile() as profiled:
-            policy.plan(state, root)
-        return len(profiled.events())
+    def kept() -> int:
+        return sum(map(len, policy.costs._beyond.values())) + len(policy.costs._tabled) + len(policy._prices)
 
-    policy.plan(state, root)  # fills what is made once
-    before = operations()
-    for _ in range(100):
-        policy.observe(StepTotals(1, 1, 1, (), 1, 1, 0, 0))
-    assert operations() == before
+    for steps in (20, 200):
+        for step in range(steps):
+            policy.plan(state, root)
+            policy.observe(StepTotals(1 + step % 3, 2 + step % 5, 1, (), 1, 1, 0, 0))
+            policy.costs.observe((), 1, 1, (0.0, 1.0, 0.1))
+        if steps == 20:
+            before = kept()
+    assert kept() == before
+
+
+def test_a_probe_pays_for_rows_as_if_all_drafted_like_it() -> None:
+    """A row more for each of eight is free, a second is not; alone the request could have eight."""
+    verify = CostTable(Curve((1,), (0.01,)), Curve((1, 64), (0.0, 1e-3)), {1: Curve((8, 16, 17, 80), (1.0, 1.0, 2.0, 66.0))}, 0.0)
+    policy = Goodput(CostModel(verify, follows=False))
+    nodes = Nodes([0] * 4, [-1, 0, 1, 2], [0.0, -0.01, -0.02, -0.03])
+    assert policy.asks(8) == 8
+    books = policy.price(8)
+    books._pause, books._left = 4, 0
+    assert policy.asks(8) == 1
+    assert policy.prune(policy.initial(1), make_tree([nodes]), torch.tensor([9])).tolist() == [[True, False, False]]
+    books._pause = 0
+    assert policy.asks(8) == 8
+    assert policy.prune(policy.initial(8), make_tree([nodes] * 8), torch.tensor([9] * 8)).sum().item() == 8
+    assert policy.asks(1) == 1
+    alone = Goodput(CostModel(verify, follows=False))
+    assert alone.prune(alone.initial(1), make_tree([nodes]), torch.tensor([9])).all()
 
 
 def test_shapes_keep_the_defaults_while_drafting() -> None:

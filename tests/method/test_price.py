@@ -91,6 +91,22 @@ def test_a_probe_of_one_request_speaks_for_all() -> None:
         price.book(StepTotals(8, 8, 8, (), 8, 8, 0, 0))
     price.book(StepTotals(8, 10, 12, (1, 1), 8, 10, 4, 1))  # 32 tokens for 3 s
     assert price.asks(8) == 8
+    price.book(StepTotals(8, 24, 8, (8, 8), 8, 24, 0, 8))  # luck: what one gained is not believed of all
+    assert price.asks(8) == 0
+
+
+def test_a_probe_beside_drafts_of_others_pays_its_share() -> None:
+    """Eight of 16 requests draft under other settings, so half of a forward that costs the same for one and for all is a probe's."""
+    table = CostTable(Curve((1, 16), (1.0, 1.0)), Curve((1,), (0.0,)), {1: Curve((16,), (1.0,))}, 0.0)
+    for accepted, asks in ((1, 0), (2, 8)):
+        price = Price(CostModel(table, follows=False), 16, 1)
+        while price.asks(8):
+            price.book(StepTotals(16, 32, 16, (16,), 8, 16, 0, 8))
+        for _ in range(4):
+            price.book(StepTotals(16, 24, 24, (8,), 8, 8, 0, 0))
+        assert price.asks(8) == 1
+        price.book(StepTotals(16, 25, 24 + accepted, (9,), 8, 9, accepted, 1))  # 8 or 16 tokens more, for half a second at 24 a second
+        assert price.asks(8) == asks
 
 
 def test_new_books_begin_with_what_their_neighbours_found() -> None:

@@ -220,7 +220,8 @@ class LLM:
         active = self.scheduler.step()
         last = next((request.records[-1] for request in active if request.records), None)
         if last is not None and last.batch == len(active):  # a step that decoded
-            self.costs.observe(last.draft_rows, last.rows, last.batch, (last.seconds_draft, last.seconds_verify, last.seconds_rest))
+            drafting = last.seconds_draft - self.runner.seconds_caught_up
+            self.costs.observe(last.draft_rows, last.rows, last.batch, (drafting, last.seconds_verify, last.seconds_rest))
         if self._trace is not None:
             for request in active:
                 if request.records:  # none after the prompt alone

@@ -54,6 +54,7 @@ class Runner:
         self._protected = ProtectedMasks(decoder.config.vocab_size, decoder.device)
         # What the drafter was not told of while a policy let it rest: tokens, and features of each step, by slot.
         self._untold: dict[int, tuple[list[int], list[torch.Tensor]]] = {}
+        self.seconds_caught_up = 0.0  # of the last step's drafting: what an earlier rest had put off
         self._resting: set[TreePolicy] = set()  # policies that in the last step left the drafter alone, for some requests at least
 
     @torch.inference_mode()
@@ -96,6 +97,7 @@ class Runner:
         last = torch.tensor([r.token_ids[-1] for r in requests], device=self.decoder.device)
         state = stack_rows([r.state for r in requests])
         asked = self._asked(requests)
+        self.seconds_caught_up = 0.0
         confidence, shapes, tree = self._draft(requests, asked, last, state)
         drafted = time.perf_counter()
 
@@ -131,7 +133,9 @@ class Runner:
             kept = [firsts[b] + node for node in (0, *path)]
             self._emit(request, block, [*promoted[b][:taken], False], logits, kept)
             records.append((request, b, path, margins[b][:taken], promoted[b][:taken]))
-            if request.finish_reason is None:
+            if request.finish_reason is not None:
+                self._untold.pop(request.slot, None)
+            else:
                 self.cache.compact(request.slot, cached[b], [0, *path])
                 self.cached[request.slot] = cached[b] + taken + 1
                 if request.drafts and self.drafter is not None:
@@ -180,6 +184,8 @@ class Runner:
         for row, request in enumerate(requests):
             if request.drafts:
                 own.setdefault(request.policy, []).append(row)
+        for rows in own.values():  # a probe asks for those that cost the least to catch up
+            rows.sort(key=lambda row: self._owed(requests[row].slot))
         asked = {policy: rows[: policy.asks(len(rows))] for policy, rows in own.items()}
         self._resting = {policy for policy, rows in own.items() if len(asked[policy]) < len(rows)}
         return sorted(row for rows in asked.values() for row in rows)
@@ -218,17 +224,23 @@ class Runner:
             owed += block
             if part is not None:
                 owed_features.append(part)
-        self._catch_up([slot for slot in slots if slot in asked or len(self._untold[slot][0]) > MOST_UNTOLD])
+        overdue = [slot for slot in slots if self._owed(slot) > MOST_UNTOLD]
+        self._catch_up([slot for slot in slots if slot in asked or slot in overdue[:1]])  # one at a time, that nobody waits for all
+
+    def _owed(self, slot: int) -> int:
+        """Tokens that the drafter was not told of."""
+        return len(self._untold[slot][0]) if slot in self._untold else 0
 
     def _catch_up(self, slots: list[int]) -> None:
-        """Commit what the drafter was not told of, for those of `slots` that have something."""
+        """Commit what the drafter was not told of, for those of `slots` that have something: together where it is little."""
         assert self.drafter is not None
         slots = [slot for slot in slots if slot in self._untold]
-        if not slots:
-            return
-        tokens, features = zip(*(self._untold.pop(slot) for slot in slots), strict=True)
-        parts = [part for steps in features for part in steps]
-        self.drafter.commit(slots, tokens, torch.cat(parts) if parts else None)
+        together = sum(self._owed(slot) for slot in slots) <= self.prefill_chunk
+        for group in [slots] if together else [[slot] for slot in slots]:
+            if group:
+                tokens, features = zip(*(self._untold.pop(slot) for slot in group), strict=True)
+                parts = [part for steps in features for part in steps]
+                self.drafter.commit(group, tokens, torch.cat(parts) if parts else None)
 
     def _draft(
         self, requests: Sequence[Request], rows: list[int], last: torch.Tensor, state: PolicyState
@@ -242,7 +254,9 @@ class Runner:
         drafting = [requests[row] for row in rows]
         slots = [request.slot for request in drafting]
         roots, mine = (last, state) if everyone else (last[rows], select_rows(state, rows))
+        began = time.perf_counter()
         self._catch_up(slots)
+        self.seconds_caught_up = time.perf_counter() - began
         root = self.drafter.begin(slots, max(shape.topk for policy in {r.policy for r in drafting} for shape in policy.reachable()))
         policy = grouped([request.policy for request in drafting])
         reachable = policy.reachable()

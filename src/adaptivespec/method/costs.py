@@ -187,9 +187,9 @@ class CostModel:
 
     def observe(self, draft_rows: Sequence[int], rows: int, batch: int, seconds: tuple[float, float, float]) -> None:
         """Follow the load: fold one step's seconds of draft, verify and rest in."""
+        self._beyond.clear()
         if not self.follows or self.table is None:
             return
-        self._beyond.clear()
         tabled = (self.table.draft_at(draft_rows), self.verifying(batch, rows), self.table.fixed)
         factors = (self.draft, 1.0, self.drafted_rest if draft_rows else self.rest)
         moved = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -89,10 +89,20 @@ class PricedPolicy(PolicyDefaults):
             power=torch.tensor([power_of(own) for own in evidence], device=device),
         )
 
-    def added_by_rows(self, own: int, count: int) -> list[float]:
-        """Tokens that 1, 2, ... and at least `count` drafted rows must bring, at this price."""
-        own_rows, price = own + self._undrafted, self.price(own).tokens_per_second
-        return [price * seconds for seconds in self.costs.rows_beyond(own_rows + self._other_requests, own_rows + self._other_rows, count)]
+    def added(self, own: int, count: int) -> Callable[[int], float]:
+        """The tokens that n drafted rows of `own` requests must bring, at this price, for n up to `count`.
+
+        A probe pays what a row costs when the others draft as much.
+        """
+        all_own, price = own + self._undrafted, self.price(own).tokens_per_second
+        scale = all_own / own
+        beyond = self.costs.rows_beyond(all_own + self._other_requests, all_own + self._other_rows, math.ceil(scale * count))
+        return lambda n: price * beyond[round(scale * n) - 1] / scale
+
+    def level(self, own: int, rows: int) -> float:
+        """The tokens that a draft forward of `rows` rows, of `own` requests, must bring; a probe pays its share of everybody's."""
+        scale = (own + self._undrafted) / own
+        return self.price(own).tokens_per_second * self.costs.draft * self.costs.known.level.at(scale * rows) / scale
 
 
 class Goodput(PricedPolicy):
@@ -132,17 +142,16 @@ class Goodput(PricedPolicy):
             known += (chance for chance in chances[1:] if chance)
             last = (chance for chance, depth in zip(chances, own.depth, strict=True) if chance and depth == tree.levels)
             frontier = sorted(last, reverse=True)[:width] if steps > tree.levels else []
-            foretold.append([chance * each for each in self.learned.brood(rar, width) for chance in frontier])
+            foretold.append([chance * each for each in self.learned.brood(rar, width) if each for chance in frontier])
         batch = len(foretold)
         without, _, _ = self._best(known, batch)
         worth, _, cut = self._best([*known, *(child for children in foretold for child in children)], batch)
         added = [sum(child for child in children if child >= cut) for children in foretold]
         order = sorted((row for row in range(batch) if added[row]), key=lambda row: -added[row])
-        per_second = self.price(batch).tokens_per_second * self.costs.draft
         going, best, shared = 0, 0.0, 0.0
         for n, row in enumerate(order, 1):
             shared += added[row]
-            profit = (worth - without) * shared / sum(added) - per_second * self.costs.known.level.at(width * n)
+            profit = (worth - without) * shared / sum(added) - self.level(batch, width * n)
             if profit > best:
                 going, best = n, profit
         return torch.tensor([row in order[:going] for row in range(batch)], device=num_steps.device)
@@ -165,8 +174,9 @@ class Goodput(PricedPolicy):
         """The best S_n - price * (verify(n) - verify(0)), that n, and its least chance; S_n sums the n highest of `own` requests."""
         chances = sorted(chances, reverse=True)[: own * (self.shape.num_draft_tokens - 1)]
         best, count, cut, expected = 0.0, 0, math.inf, 0.0
-        for n, (chance, price) in enumerate(zip(chances, self.added_by_rows(own, len(chances)), strict=False), 1):
+        added = self.added(own, len(chances))
+        for n, chance in enumerate(chances, 1):
             expected += chance
-            if expected - price > best:
-                best, count, cut = expected - price, n, chance
+            if (worth := expected - added(n)) > best:
+                best, count, cut = worth, n, chance
         return best, count, cut

@@ -39,11 +39,10 @@ class GoodputShapes(PricedPolicy):
 
     def plan(self, state: PolicyState, root: Root) -> torch.Tensor:
         """int64 [B]: the index of the shape that pays best, the same for all."""
-        batch, level = len(state.rar), self.costs.known.level
-        added = self.added_by_rows(batch, batch * self._nodes)
-        per_second = self.price(batch).tokens_per_second * self.costs.draft
+        batch = len(state.rar)
+        added = self.added(batch, batch * self._nodes)
         worths = [
-            tokens - added[batch * (shape.num_draft_tokens - 1) - 1] - per_second * (shape.num_steps - 1) * level.at(batch * shape.topk)
+            tokens - added(batch * (shape.num_draft_tokens - 1)) - (shape.num_steps - 1) * self.level(batch, batch * shape.topk)
             for shape, tokens in zip(self._shapes, self.expected(state, root).sum(0).tolist(), strict=True)
         ]
         return torch.full_like(state.misses, worths.index(max(worths)))

@@ -117,6 +117,8 @@ class Learned:
             for each request its new evidence, and the mean chance of the best children of the nodes that were reached; None of a tree of
             its root alone, whose evidence is the old.
         """
+        if not any(parent >= 0 for outcome in outcomes for parent in outcome.tree.parents):
+            return [(outcome.evidence, None) for outcome in outcomes]
         for counts in (self.tried, self.hits, self.spare_tried, self.spare_hits):
             counts[:] = [_MEMORY * count for count in counts]
         wrong, promotions = self.mismatches

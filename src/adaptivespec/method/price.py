@@ -8,7 +8,7 @@ from .records import StepTotals
 HORIZON = 64  # steps that the running rate remembers: some hundred tokens
 _FIRST_PAUSE = 4  # steps without the drafter after it began to lose; doubles up to `probe`
 _CREDIT = 0.1  # tokens per request and step that drafting is believed to gain before any were seen
-_FAITH = 4  # steps that this belief weighs as much as
+_FAITH = 8  # steps that this belief weighs as much as
 
 
 class Price:
@@ -56,8 +56,9 @@ class Price:
             self._left = max(0, self._left - 1)
             return
         gain = self._gained(step, price)
-        if self._pause and gain > 0:  # a good probe
+        if self._pause and gain > 0:  # a good probe of one request: all may try, but what it gained is not yet believed of them
             self._gain, self._seen, self._pause = _CREDIT * self.requests, 0, 0
+            return
         self._seen += 1
         self._gain += (gain - self._gain) / min(self._seen + _FAITH, HORIZON / 2)
         if self._gain < 0 or self._pause:
@@ -71,7 +72,8 @@ class Price:
         undrafted = self.costs.verifying(step.requests, others + step.own_requests)
         seconds = drafted - undrafted
         if step.draft_rows:  # others drafted too: they pay for themselves
-            draft = self.costs.drafting([round(scale * rows) for rows in step.draft_rows])
-            share = step.asked / step.draft_rows[0]
-            seconds += share * (draft + self.costs.resting(True) - self.costs.resting(False))
+            together = step.draft_rows[0] - step.asked + step.own_requests
+            draft = self.costs.drafting([round(rows * together / step.draft_rows[0]) for rows in step.draft_rows])
+            bookkeeping = max(0.0, self.costs.resting(True) - self.costs.resting(False))
+            seconds += step.own_requests / together * (draft + bookkeeping)
         return scale * step.accepted - price * seconds
