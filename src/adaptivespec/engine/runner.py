@@ -180,10 +180,7 @@ class Runner:
         """The requests for which the drafter is asked in this step."""
         if self.drafter is None:
             return []
-        own: dict[TreePolicy, list[int]] = {}
-        for row, request in enumerate(requests):
-            if request.drafts:
-                own.setdefault(request.policy, []).append(row)
+        own = _rows_by_policy(requests)
         for rows in own.values():  # a probe asks for those that cost the least to catch up
             rows.sort(key=lambda row: self._owed(requests[row].slot))
         asked = {policy: rows[: policy.asks(len(rows))] for policy, rows in own.items()}
@@ -193,11 +190,7 @@ class Runner:
     @staticmethod
     def _observe(requests: Sequence[Request], asked: list[int], draft_rows: tuple[int, ...], sizes: list[int], taken: list[int]) -> None:
         """Tell each policy what the step brought; `taken` are the accepted drafted tokens of each request."""
-        own: dict[TreePolicy, list[int]] = {}
-        for row, request in enumerate(requests):
-            if request.drafts:
-                own.setdefault(request.policy, []).append(row)
-        for policy, rows in own.items():
+        for policy, rows in _rows_by_policy(requests).items():
             policy.observe(
                 StepTotals(
                     requests=len(requests),
@@ -288,3 +281,12 @@ class Runner:
         real = torch.arange(nodes, device=device) < tree.size[:, None]
         hidden, features = self.decoder.forward(tree.tokens[real], positions[real], self.cache, block, layers)
         return self.decoder.logits(hidden), features
+
+
+def _rows_by_policy(requests: Sequence[Request]) -> dict[TreePolicy, list[int]]:
+    """The rows of the requests that draft, by their policy."""
+    own: dict[TreePolicy, list[int]] = {}
+    for row, request in enumerate(requests):
+        if request.drafts:
+            own.setdefault(request.policy, []).append(row)
+    return own

@@ -40,7 +40,9 @@ class Price:
 
     def asks(self, own: int) -> int:
         """For how many of `own` requests the drafter is to be asked in the next step: all, one as a probe, or none."""
-        return own if not self._pause else min(own, 1) if not self._left else 0
+        if not self._pause:
+            return own
+        return 0 if self._left else min(own, 1)
 
     def book(self, step: StepTotals) -> None:
         """One step more."""
