@@ -136,10 +136,13 @@ def _errors(intervals: Sequence[Interval], scale: float = 1.0) -> list[list[floa
     return [[max(0.0, each) for each in below], [max(0.0, each) for each in above]]
 
 
-def _legend(figure: Figure, theme: Theme, entries: Mapping[str, Any], columns: int = 4) -> None:
-    """Under the panels, so that it hides no data; a colour stands for a patch of it."""
+def _legend(figure: Figure, theme: Theme, entries: Mapping[str, Any]) -> None:
+    """Under the panels, so that it hides no data, in as many rows as it needs; a colour stands for a patch of it."""
     from matplotlib.patches import Patch
 
+    widest = 0.55 + 0.065 * max(map(len, entries), default=0)  # inches of an entry: its patch, the gaps, and its letters
+    columns = max(1, int(figure.get_figwidth() / widest))
+    figure.set_figheight(figure.get_figheight() + 0.16 * (math.ceil(len(entries) / columns) - 1))
     handles = [Patch(color=entry) if isinstance(entry, str) else entry for entry in entries.values()]
     look: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": theme.text, "ncols": columns}
     figure.legend(handles, list(entries), loc="outside lower center", **look)
@@ -243,7 +246,7 @@ def _scatter(analysis: Analysis, speed: Analysis, groups: Sequence[str], theme: 
         axes.set_xlabel(_axis_of_speed(speed))
         axes.set_ylabel("right answers, %")
         axes.margins(x=0.12)
-    _legend(figure, theme, labels, 3)
+    _legend(figure, theme, labels)
     return figure
 
 
@@ -313,5 +316,5 @@ def _shapes(shown: Sequence[ShapesOverTime], theme: Theme) -> Figure:
         axes.set_xlabel("step" if number + 4 >= len(shown) else "")
         if number % 4 == 0:
             axes.set_ylabel("% of steps")
-    _legend(figure, theme, {shape: to_hex(scale(index)) for index, shape in enumerate(deep)}, 8)
+    _legend(figure, theme, {shape: to_hex(scale(index)) for index, shape in enumerate(deep)})
     return figure
