@@ -17,7 +17,7 @@ from scipy import stats
 from adaptivespec.errors import UserError
 from adaptivespec.evaluation.analysis import analyse, pareto
 from adaptivespec.evaluation.findings import ALL, Analysis, Cell
-from adaptivespec.evaluation.statistics import detectable_difference, mcnemar, paired_bootstrap, wilson
+from adaptivespec.evaluation.statistics import detectable_difference, mcnemar, paired_bootstrap, tango, wilson
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,36 @@ def test_mcnemar_against_the_sum_of_a_fair_coin(first: int, second: int) -> None
     assert mcnemar(first, second) == pytest.approx(sum(c for c in chances if c <= chances[first] * (1 + 1e-9)))
 
 
+@pytest.mark.parametrize(("first", "second", "count"), [(13, 17, 200), (0, 3, 100), (4, 0, 20), (30, 10, 40), (1, 1, 500)])
+def test_tango_against_the_likelihood(first: int, second: int, count: int) -> None:
+    """At each bound the score, with the other share at the best of a fine grid, is 1.96 standard errors away."""
+    for bound, sign in zip(tango(first, second, count), (1, -1), strict=True):
+        fewer = np.linspace(0, 1, 2_000_001)[1:-1]
+        fewer = fewer[(fewer + bound > 0) & (2 * fewer + bound < 1)]
+        likelihood = (count - first - second) * np.log(1 - 2 * fewer - bound)
+        likelihood = likelihood + (first * np.log(fewer + bound) if first else 0) + (second * np.log(fewer) if second else 0)
+        best = fewer[likelihood.argmax()]
+        deviation = math.sqrt((2 * best + bound - bound**2) / count)
+        assert ((first - second) / count - bound) / deviation == pytest.approx(sign * 1.95996, rel=2e-3)
+
+
+@pytest.mark.parametrize(("better", "worse", "count"), [(0.05, 0.08, 200), (0.0, 0.005, 200), (0.2, 0.3, 50)])
+def test_tango_covers_as_often_as_it_says(better: float, worse: float, count: int) -> None:
+    tables = np.random.default_rng(0).multinomial(count, [better, worse, 1 - better - worse], 3000)
+    interval = functools.cache(tango)
+    bounds = [interval(int(one), int(other), count) for one, other, _ in tables]
+    assert 0.93 <= np.mean([low <= better - worse <= high for low, high in bounds]) <= 1
+
+
+def test_tango_at_the_edges() -> None:
+    low, high = tango(0, 0, 200)
+    assert (low, high) == pytest.approx((-0.01885, 0.01885), abs=1e-5)  # z^2 / (n + z^2)
+    assert tango(10, 0, 10)[1] == 1.0
+    assert tango(0, 10, 10)[0] == -1.0
+    assert tango(5, 5, 10) == pytest.approx([-bound for bound in tango(5, 5, 10)[::-1]])
+    assert tango(7, 2, 40) == pytest.approx([-bound for bound in tango(2, 7, 40)[::-1]])
+
+
 @pytest.mark.parametrize(("count", "discordant"), [(200, 30), (1319, 60), (500, 250), (164, 0), (50, 1), (1319, 1319)])
 def test_a_detectable_difference_is_found_in_four_samples_of_five(count: int, discordant: int) -> None:
     """Sampled: how often the exact test finds it; being exact it is a little conservative."""
@@ -53,7 +83,8 @@ def test_a_detectable_difference_is_found_in_four_samples_of_five(count: int, di
 
 
 def test_detectable_differences_at_the_edges() -> None:
-    assert detectable_difference(3, 1) is None
+    assert detectable_difference(5, 1) is None
+    assert detectable_difference(6, 1) is not None
     assert detectable_difference(0, 0) is None
     sizes = [detectable_difference(n, n // 10) for n in (40, 160, 640, 2560)]
     assert all(one / other == pytest.approx(2, rel=0.2) for one, other in itertools.pairwise(sizes[1:]))  # type: ignore[operator]
@@ -68,6 +99,14 @@ def test_the_bootstrap_is_scipys() -> None:
         tuple(columns), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True, vectorized=True, method="percentile", n_resamples=20_000
     ).confidence_interval
     assert ours == pytest.approx(tuple(theirs), abs=0.012)  # 2,000 resamples have noise of their own
+
+
+def test_a_ratio_without_a_bound_has_no_interval() -> None:
+    right = np.zeros((2, 100))
+    right[0, :4] = right[1, :3] = 1
+    assert paired_bootstrap(right, [0] * 100, lambda totals: totals[0] / totals[1]) is None  # 5 % of the resamples have nothing below
+    right[1, :8] = 1
+    assert paired_bootstrap(right, [0] * 100, lambda totals: totals[0] / totals[1]) is not None
 
 
 def test_strata_keep_their_sizes() -> None:
@@ -121,6 +160,8 @@ def test_cells_against_loops(analysis: Analysis, answers: list[dict[str, Any]], 
         sum(other[each]["correct"] and not own[each]["correct"] for each in own),
     ]
     assert [versus.only_this, versus.only_reference] == only
+    assert (versus.same, versus.reference) == (sum(own[each]["text"] == other[each]["text"] for each in own), other_right / count)
+    assert found.tokens_right == sum(row["tokens"] for row in own.values() if row["correct"])
     assert versus.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue if sum(only) else 1.0)
     assert versus.difference.value == pytest.approx((right - other_right) / count)
     assert versus.recovery.value == pytest.approx(right / other_right)
@@ -253,7 +294,7 @@ def test_arms_may_be_put_to_some_tasks_only() -> None:
     assert analysis.missing == 0
     assert [cell.task for cell in analysis.cells if cell.arm == extra] == ["gsm8k"]  # not `all`, where it would be compared with others
     assert analysis.arms == list(run["settings"]["arms"])
-    assert analysis.widest == "gsm8k"
+    assert analysis.common == ALL
     assert analysis == analyse(run, everything)  # what was not asked does not count
     assert analyse(run, wanted[1:]).missing == 1
 

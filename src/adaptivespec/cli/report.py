@@ -196,6 +196,8 @@ def _table(*names: str) -> Table:
 
 
 def _quality(cell: Cell, reference: str | None) -> list[str]:
+    from ..evaluation.report import detects
+
     if not cell.answers:
         return [cell.arm, "0"]
     row = [cell.arm, str(cell.answers), _bounds(cell.accuracy, "{:.1f}", "{:.0f}", 100)]
@@ -206,7 +208,7 @@ def _quality(cell: Cell, reference: str | None) -> list[str]:
         *row,
         _bounds(versus.difference, "{:+.1f}", "{:+.1f}", 100),
         f"{versus.p:.3f}",
-        f"{100 * versus.detectable:.1f}" if versus.detectable is not None else "-",
+        detects(versus),
         f"{100 * versus.recovery.value:.1f}" if versus.recovery else "-",
     ]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..config import POLICY_SETTINGS, RULE_SETTINGS
 from ..errors import UserError, nearest
-from .findings import ALL, SPAN, Analysis, Cell, Comparison, Interval, PromotedToken, ShapesOverTime, Square
+from .findings import ALL, SPAN, Analysis, Cell, Comparison, Interval, PromotedToken, ShapesOverTime, Square, common_group
 from .folder import asked_arms
-from .statistics import detectable_difference, mcnemar, paired_bootstrap, throughput_ratio, wilson
+from .statistics import detectable_difference, mcnemar, paired_bootstrap, tango, throughput_ratio, wilson
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
     if len(tasks) > 1 and not own[ALL]:
         del groups[ALL], own[ALL]
     cells = [_cell(name, label, groups[name], by_arm, tasks, reference, plain, seed) for name in groups for label in own[name]]
-    widest = max(groups, key=lambda name: len(own[name]))
+    common = common_group({name: len(labels) for name, labels in own.items()})
     expected = sum(len(put_to[name]) * len(task["questions"]) for name, task in tasks.items())
     return Analysis(
         reference=reference,
@@ -85,7 +85,7 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
             if set(four) <= set(own[name]) and (square := _square(name, members, four, by_arm, seed)) is not None
         ],
         promoted=[entry for label, rows in by_arm.items() for entry in _promoted(label, rows)],
-        shapes=[shown for label in arms if (shown := _shapes(label, by_arm[label], groups[widest])) is not None],
+        shapes=[shown for label in own[common] if (shown := _shapes(label, by_arm[label], groups[common])) is not None],
     )
 
 
@@ -176,7 +176,7 @@ def _cell(
         missing=sum(len(tasks[member]["questions"]) for member in members) - len(rows),
         right=right,
         accuracy=Interval(right / len(rows) if rows else 0.0, *wilson(right, len(rows))),
-        versus=_compare(_table(by_arm[label], both), _table(by_arm[str(reference)], both), _strata(both), seed) if both else None,
+        versus=_compare(by_arm[label], by_arm[str(reference)], both, seed) if both else None,
         mean_tokens=tokens / len(rows) if rows else 0.0,
         truncated=sum(row["finish_reason"] == "length" for row in rows) / len(rows) if rows else 0.0,
         repeating=sum(row["finish_reason"] == "length" and _repeats(row["text"]) for row in rows),
@@ -187,6 +187,7 @@ def _cell(
         acceptance_rate=(sum(m["num_accepted_draft_tokens"] for m in counted) / drafted if drafted else 0.0)
         if counted or not rows
         else None,
+        tokens_right=int(table.tokens[table.right > 0].sum()),
         tokens=tokens,
         seconds=seconds,
         latency=float(np.median(latencies)) if latencies else None,
@@ -209,20 +210,21 @@ def _histogram(rows: Sequence[Mapping[str, Any]]) -> list[int]:
     return [total[i] for i in range(max(total, default=-1) + 1)]
 
 
-def _compare(this: _Table, other: _Table, strata: Sequence[int], seed: int) -> Comparison:
-    count = len(this.right)
+def _compare(own: Rows, reference: Rows, keys: Sequence[tuple[str, str]], seed: int) -> Comparison:
+    count, this, other = len(keys), _table(own, keys), _table(reference, keys)
     only_this, only_other = int((this.right > other.right).sum()), int((this.right < other.right).sum())
     columns = np.array([this.right, other.right])
-    difference = paired_bootstrap(columns, strata, lambda totals: (totals[0] - totals[1]) / count, seed) or (None, None)
     recovery = None
     if other.right.sum():
-        bounds = paired_bootstrap(columns, strata, lambda totals: totals[0] / totals[1], seed) or (None, None)
+        bounds = paired_bootstrap(columns, _strata(keys), lambda totals: totals[0] / totals[1], seed) or (None, None)
         recovery = Interval(float(this.right.sum() / other.right.sum()), *bounds)
     return Comparison(
         questions=count,
+        same=sum(own[each]["text"] == reference[each]["text"] for each in keys),
         only_this=only_this,
         only_reference=only_other,
-        difference=Interval((only_this - only_other) / count, *difference),
+        reference=float(other.right.mean()),
+        difference=Interval((only_this - only_other) / count, *tango(only_this, only_other, count)),
         p=mcnemar(only_this, only_other),
         detectable=detectable_difference(count, only_this + only_other),
         recovery=recovery,

@@ -40,10 +40,11 @@ CAPTIONS = {
     "accuracy-by-task": "Share of right answers with its 95 % Wilson interval; dashed: {reference}. Arms answered the same questions, so "
     "their difference is more certain than the overlap of these intervals suggests; see the tables.",
     "accuracy-and-speed": "Up and to the right is better. A line goes through arms that differ in kappa alone, each marked with its kappa; "
-    "the dotted line joins arms that no other beats in both. Bars: 95 % intervals. Speed at {concurrency}.",
-    "accept-length": "How many drafted tokens a step accepted on {widest}, without the bonus token; steps without a draft are left out.",
+    "the dotted line joins arms that no other beats in both. Bars: 95 % intervals. Uprights: strict arms whose speed alone was measured. "
+    "Speed at {concurrency}.",
+    "accept-length": "How many drafted tokens a step accepted on {common}, without the bonus token; steps without a draft are left out.",
     "ablation": "Static or adaptive tree, strict or margin rule, all else equal. Bars: 95 % intervals. Speed at {concurrency}.",
-    "shape-over-time": "Shapes (num_steps,topk,num_draft_tokens) planned as answers to {widest} grew, of those still running.",
+    "shape-over-time": "Shapes (num_steps,topk,num_draft_tokens) planned as answers to {common} grew, of those still running.",
 }
 
 
@@ -62,8 +63,8 @@ def caption(name: str, analysis: Analysis, speed: Analysis | None = None) -> str
     """What a figure shows."""
     text = CAPTIONS[name.rstrip("-0123456789")]
     reference = analysis.reference or "nothing, as no arm is strict"
-    widest = "all tasks" if analysis.widest == ALL and len(analysis.tasks) > 1 else analysis.widest
-    return text.format(reference=reference, widest=widest, concurrency=concurrency(speed or analysis))
+    common = "all tasks" if analysis.common == ALL else analysis.common
+    return text.format(reference=reference, common=common, concurrency=concurrency(speed or analysis))
 
 
 def figures(analysis: Analysis, speed: Analysis | None = None) -> dict[str, Draw]:
@@ -82,7 +83,7 @@ def figures(analysis: Analysis, speed: Analysis | None = None) -> dict[str, Draw
     groups = [group for group in analysis.groups if sum(_point(analysis, speed, group, arm) is not None for arm in analysis.arms) > 1]
     if groups:
         drawn["accuracy-and-speed"] = partial(_scatter, analysis, speed, groups)
-    steps = {cell.arm: cell.histogram for cell in analysis.of(analysis.widest) if any(cell.histogram)}
+    steps = {cell.arm: cell.histogram for cell in analysis.of(analysis.common) if any(cell.histogram)}
     if steps:
         drawn["accept-length"] = partial(_histograms, steps)
     for number, arms in enumerate(dict.fromkeys(square.arms for square in analysis.squares)):
@@ -181,7 +182,8 @@ def _bars(analysis: Analysis, theme: Theme) -> Figure:
             axes.axvline(100 * reference.accuracy.value, color=theme.text, linewidth=0.8, linestyle="--")
         _title(axes, group, theme)
         axes.set_xlabel("right answers, %")
-        axes.set_xlim(0, 100)
+        highest = max((100 * (cell.accuracy.high or 1.0) for cell in analysis.of(group)), default=100.0)
+        axes.set_xlim(0, min(100.0, 1.1 * highest))
         axes.grid(visible=False, axis="y")
     panels[0].set_yticks(range(len(arms)), arms)
     panels[0].invert_yaxis()
@@ -213,6 +215,8 @@ def _scatter(analysis: Analysis, speed: Analysis, groups: Sequence[str], theme: 
     figure, panels = _wrapped(theme, len(groups), 2, 4.6 if len(groups) > 1 else 7.0, 3.4)
     swept = {arm: number for number, sweep in reversed(list(enumerate(analysis.sweeps))) for arm in sweep}
     single = [arm for arm in analysis.arms if arm not in swept]
+    # Their answers are the reference's, so a pace is all that there is to know of them.
+    untried = [arm for arm in speed.arms if arm not in analysis.arms and speed.kappas.get(arm) == 1 and arm != speed.plain]
     labels: dict[str, Any] = {}
     for axes, group in zip(panels, groups, strict=True):
         points = {arm: point for arm in analysis.arms if (point := _point(analysis, speed, group, arm)) is not None}
@@ -235,6 +239,14 @@ def _scatter(analysis: Analysis, speed: Analysis, groups: Sequence[str], theme: 
                 said = f"{kappa:g}" if kappa < 1 else "off"
                 where = at.value, 100 * cell.accuracy.value
                 axes.annotate(said, where, xytext=(4, 4), textcoords="offset points", fontsize=8, color=theme.text)
+        for number, arm in enumerate(untried):
+            if (pace := _speed(speed, group, arm)) is not None:
+                look: dict[str, Any] = {
+                    "color": theme.series[6],
+                    "linewidth": 0.9,
+                    "linestyle": ("--", "-.", ":", (0, (5, 4)), (0, (1, 4)))[number % 5],
+                }
+                labels[f"{arm}, speed alone"] = axes.axvline(pace.value, **look)
         for number, sweep in enumerate(analysis.sweeps):
             line = [points[arm] for arm in sweep if arm in points]
             places = [at.value for at, _ in line], [100 * cell.accuracy.value for _, cell in line]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 ALL = "all"
 """The name under which tasks are pooled, question by question."""
+
+
+def common_group(arms: Mapping[str, int]) -> str:
+    """`all`, where several arms were put to every task, else the task that most were put to; `arms` counts those of each group."""
+    return ALL if arms.get(ALL, 0) > 1 else max(arms, key=lambda name: arms[name])
 
 
 @dataclass(frozen=True)
@@ -23,16 +29,20 @@ class Comparison:
 
     Attributes:
         questions: how many.
+        same: answers of the same text.
         only_this, only_reference: questions that just one of them got right.
-        difference: of accuracies, this minus the reference.
+        reference: the reference's accuracy on these questions.
+        difference: of accuracies, this minus the reference, with Tango's score interval.
         p: exact McNemar, two-sided.
-        detectable: smallest difference found with 80 % power at this size and discordance; None with fewer than four questions.
+        detectable: smallest difference found with 80 % power at this size and discordance; None with fewer than six questions.
         recovery: accuracy / the reference's; None where the reference got nothing right.
     """
 
     questions: int
+    same: int
     only_this: int
     only_reference: int
+    reference: float
     difference: Interval
     p: float
     detectable: float | None
@@ -53,6 +63,7 @@ class Cell:
         spent_per_1k: nats spent on promotions per 1,000 emitted tokens.
         accept_length: tokens per verify step, bonus included, before stop conditions cut the last step; drafted_only: bonus excluded.
         acceptance_rate: accepted / drafted tokens, bonus excluded. These five are of the answers that say so, None where none does.
+        tokens_right: emitted in right answers.
         tokens, seconds: emitted, and the arm's share of the engine's time (prompts included), at the run's batch; of a server, the wall
             time in which it had requests.
         latency: median seconds from a request to its answer, of a server; else None.
@@ -76,6 +87,7 @@ class Cell:
     accept_length: float | None
     drafted_only: float | None
     acceptance_rate: float | None
+    tokens_right: int
     tokens: int
     seconds: float
     latency: float | None
@@ -121,7 +133,7 @@ class PromotedToken:
 
 @dataclass(frozen=True)
 class ShapesOverTime:
-    """Which shapes an arm planned early and late in its answers, on the tasks of `Analysis.widest`.
+    """Which shapes an arm planned early and late in its answers, on the tasks of `Analysis.common`.
 
     Attributes:
         arm: its label; only arms with several shapes are listed.
@@ -179,9 +191,9 @@ class Analysis:
         return list(dict.fromkeys(cell.task for cell in self.cells))
 
     @property
-    def widest(self) -> str:
-        """The group that most arms were put to: where all of them can be compared."""
-        return max(self.groups, key=lambda name: len(self.of(name)))
+    def common(self) -> str:
+        """What figures of steps are of."""
+        return common_group({name: len(self.of(name)) for name in self.groups})
 
     @property
     def arms(self) -> list[str]:

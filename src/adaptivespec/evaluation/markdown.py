@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError
 from .figures import caption, concurrency
 from .findings import Analysis, Cell, Interval, Square
-from .report import known, number, percent, points, signed
+from .report import FEW_QUESTIONS, detects, known, number, percent, points, signed
 
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
 SHOWN_TOKENS = 12
@@ -47,6 +47,7 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
     """
     run, analysis = quality
     speed = timed[1] if timed else analysis
+    found = troubles(analysis, speed, run["sessions"][-1].get("kernels"))
     shown = [
         f"Made by `{_relative(command)}`; {_size(analysis)}.",
         _unfinished(analysis),
@@ -66,7 +67,7 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
         _figure("shape-over-time", figures, analysis, speed),
         *_promoted(analysis),
         "## What went badly",
-        "\n".join(f"- {line}" for line in troubles(analysis, speed)) or "Nothing of what is looked for.",
+        "\n".join(f"- {line}" for line in found) or "Nothing of what is looked for.",
         "## Provenance",
         _provenance("Answers", run),
         _provenance("Speed", timed[0]) if timed else "",
@@ -74,8 +75,8 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
     return "\n\n".join(part for part in shown if part)
 
 
-def troubles(analysis: Analysis, speed: Analysis) -> list[str]:
-    """What a reader should hold against the numbers, found in them by fixed rules, not by hand."""
+def troubles(analysis: Analysis, speed: Analysis, kernels: str | None = None) -> list[str]:
+    """What a reader should hold against the numbers, found in them by fixed rules, not by hand. `kernels`: `native` where ours ran."""
     found = []
     for group in analysis.tasks:
         if cut := [_cut(cell) for cell in analysis.of(group) if cell.truncated > MOST_TRUNCATED]:
@@ -91,16 +92,25 @@ def troubles(analysis: Analysis, speed: Analysis) -> list[str]:
             times = cell.times_plain
             if times and times.high is not None and times.high < 1:
                 found.append(f"{group}, `{cell.arm}`: slower than plain decoding, {number(times)} times its tokens per second.")
-    largest = max((c.versus.detectable for c in analysis.cells if c.versus and c.versus.detectable), default=None)
+    lossy = [cell for cell in analysis.cells if cell.versus and analysis.kappas.get(cell.arm) != 1]
+    if blind := [f"{c.task} `{c.arm}`" for c in lossy if c.versus and c.versus.detectable and c.versus.detectable > c.versus.reference]:
+        found.append(f"The reference gets so little right that even the loss of all of it might go unnoticed: {', '.join(blind)}.")
+    largest = max((c.versus.detectable for c in lossy if c.versus and c.versus.detectable), default=None)
     if largest is not None:
         found.append(f"Samples are small: in the worst place only a difference of {100 * largest:.1f} points would probably be noticed.")
+    if few := [group for group in speed.tasks if any(0 < cell.answers < FEW_QUESTIONS for cell in speed.of(group))]:
+        found.append(f"Speed was measured on fewer than {FEW_QUESTIONS} questions of {', '.join(few)}: intervals there are rough.")
     strict = [arm for arm in analysis.arms if analysis.kappas.get(arm) == 1 and arm not in (analysis.reference, analysis.plain)]
     for arm in [*strict, *([analysis.plain] if analysis.plain and analysis.plain != analysis.reference else [])]:
-        same = analysis.cell(analysis.groups[0], arm)
-        if same and same.versus and (parted := same.versus.only_this + same.versus.only_reference):
+        own = analysis.cell(analysis.common, arm)
+        if own and own.versus and (parted := own.versus.questions - own.versus.same):
+            why = (
+                "our kernels ran, so that is a fault: please report it."
+                if kernels == "native"
+                else "near-ties, which another number of rows rounds differently. So much of any difference is noise."
+            )
             found.append(
-                f"`{arm}` is lossless, and yet {parted} of {same.versus.questions} verdicts differ from `{analysis.reference}`'s: "
-                "near-ties, which another number of rows rounds differently (but not on our kernels). So much of any difference is noise."
+                f"`{arm}` is lossless, and yet {parted} of {own.versus.questions} texts differ from `{analysis.reference}`'s: {why}"
             )
     return found
 
@@ -110,10 +120,11 @@ def _cut(cell: Cell) -> str:
     return f"`{cell.arm}` {100 * cell.truncated:.1f} % ({count}, of which {cell.repeating} repeated themselves without end)"
 
 
-ABOUT_QUALITY = """Right and recovery in %, differences in percentage points, with 95 % intervals (Wilson; paired bootstrap over questions).
-Compared with {reference} on the same questions: `only` counts those that just this arm, or just the reference got right; p is
-McNemar's exact test, not corrected for several arms; `detects` is the smallest true difference that the test would find in 80 % of
-such samples. Cut: ended by the token limit, in %. Promoted: per 1,000 tokens."""
+ABOUT_QUALITY = """Right and recovery in %, differences in percentage points, with 95 % intervals (Wilson; paired bootstrap over questions;
+Tango's score for paired shares). Compared with {reference} on the same questions: same, in %: answers of the same text; `only` counts
+questions that just this arm, or just the reference got right; p is McNemar's exact test, not corrected for several arms; `detects` is the
+smallest true difference that the test would find in 80 % of such samples, `none` where that is more than the reference gets right at all;
+recovery is accuracy / the reference's. Length: tokens per answer. Cut: ended by the token limit, in %. Promoted: per 1,000 tokens."""
 
 
 def _size(analysis: Analysis) -> str:
@@ -142,19 +153,20 @@ def _figure(name: str, figures: Mapping[str, str], analysis: Analysis, speed: An
 
 
 def _quality(analysis: Analysis, group: str) -> str:
-    names = ["arm", "n", "right", "difference", "only this / ref.", "p", "detects", "recovery", "tokens", "cut", "promoted"]
+    names = ["arm", "n", "right", "same", "difference", "only this / ref.", "p", "detects", "recovery", "length", "cut", "promoted"]
     return _table(names, [_quality_row(cell, analysis.reference) for cell in analysis.of(group) if cell.answers])
 
 
 def _quality_row(cell: Cell, reference: str | None) -> list[str]:
     versus = cell.versus
-    compared = ["reference" if cell.arm == reference else "-", "-", "-", "-", "-"]
+    compared = ["-", "reference" if cell.arm == reference else "-", "-", "-", "-", "-"]
     if versus is not None:
         compared = [
+            f"{100 * versus.same / versus.questions:.0f}",
             points(versus.difference),
             f"{versus.only_this} / {versus.only_reference}",
             f"{versus.p:.3f}",
-            known(versus.detectable, "%.1f", 100),
+            detects(versus),
             percent(versus.recovery) if versus.recovery else "-",
         ]
     ends = [f"{cell.mean_tokens:.0f}", f"{100 * cell.truncated:.1f}", known(cell.promoted_per_1k, "%.1f")]
@@ -189,7 +201,8 @@ def _about_speed(run: Mapping[str, Any], speed: Analysis) -> str:
     limits = ", ".join(f"{name} {task['max_tokens']}" for name, task in run["settings"]["tasks"].items())
     return (
         f"All tokens / all seconds, prompts included, of {_size(speed)}; at most so many tokens an answer: {limits}. {turns} "
-        "Ratios with 95 % intervals (paired bootstrap over questions). Accept length: tokens per verify step, the bonus token included."
+        "Ratios with 95 % intervals (paired bootstrap over questions). Accept length: tokens per verify step, the bonus token included. "
+        "Taken: of the drafted tokens, those that were accepted. Tokens: emitted in all."
     )
 
 
@@ -198,6 +211,10 @@ def _ablation(analysis: Analysis, speed: Analysis, figures: Mapping[str, str]) -
         return []
     timed = {(square.task, square.arms): square for square in speed.squares}
     parts = ["## Ablation: tree and rule"]
+    if speed is not analysis:
+        parts.append(
+            f"Accuracy and accept length of all answers, at {concurrency(analysis)}; pace of the run for speed, at {concurrency(speed)}."
+        )
     for square in analysis.squares:
         parts.append(f"### {square.task}: `{square.both}`\n\n{_square(square, analysis, speed)}\n\n{_interaction(square, timed)}")
     parts += [_figure(name, figures, analysis, speed) for name in figures if name.startswith("ablation")]
@@ -243,6 +260,9 @@ def _promoted(analysis: Analysis) -> list[str]:
         return []
     arm = next((square.both for square in analysis.squares if square.both in totals), max(totals, key=lambda label: totals[label]))
     own = [entry for entry in analysis.promoted if entry.arm == arm]
+    cells = [cell for task in analysis.tasks if (cell := analysis.cell(task, arm))]
+    promoted = f"{sum(entry.right for entry in own) / totals[arm]:.0%}"
+    written = f"{sum(cell.tokens_right for cell in cells) / max(1, sum(cell.tokens for cell in cells)):.0%}"
     rows = [
         [
             _code(entry.token),
@@ -254,7 +274,8 @@ def _promoted(analysis: Analysis) -> list[str]:
     ]
     return [
         "## Promoted tokens",
-        f"`{arm}`: {totals[arm]} promotions of {len(own)} different tokens; the most frequent:",
+        f"`{arm}`: {totals[arm]} promotions of {len(own)} different tokens, {promoted} of them in right answers, which have {written} of "
+        "all its tokens. The most frequent:",
         _table(["token", "in right answers", "in wrong answers", "instead of"], rows),
     ]
 
@@ -275,8 +296,11 @@ def _provenance(what: str, run: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
     machine = "; ".join(f"{name}: {value}" for name, value in last["machine"].items())
     began, starts = run["sessions"][0]["began"], len(run["sessions"])
+    weights = f" ({_relative(str(last['model']))})" if last.get("model") not in (None, settings["model"]) else ""
+    drafter = f", drafter {_relative(str(settings['drafter']))}" if settings.get("drafter") else ""
+    kernels = f", kernels {last['kernels']}" if last.get("kernels") else ""
     sampling = f"temperature {settings['sampling']['temperature']}, seed {last['seed']}"
     return (
-        f"{what}: model {_relative(settings['model'])}, {last['dtype'] or 'dtype unknown'}, {sampling}; begun {began}, starts: {starts}; "
-        f"revision {revisions}; {versions}; {machine}.\n\n```bash\n{_relative(commands)}\n```"
+        f"{what}: model {_relative(settings['model'])}{weights}{drafter}, {last['dtype'] or 'dtype unknown'}{kernels}, {sampling}; "
+        f"begun {began}, starts: {starts}; revision {revisions}; {versions}; {machine}.\n\n```bash\n{_relative(commands)}\n```"
     )

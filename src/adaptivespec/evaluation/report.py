@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from .figures import caption, concurrency
-from .findings import Analysis, Interval
+from .findings import Analysis, Comparison, Interval
 
 SHOWN_TOKENS = 25
 """Promoted tokens of an arm in the page's table; the JSON has all."""
@@ -35,7 +35,7 @@ def page(
         timed: the same of another run that measured speed, if any.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "number": number, "points": points, "signed": signed, "known": known}
+    environment.filters |= {"percent": percent, "number": number, "points": points, "signed": signed, "known": known, "detects": detects}
 
     def uri(data: bytes) -> str:
         return "data:image/png;base64," + base64.b64encode(data).decode()
@@ -65,6 +65,13 @@ def page(
 def known(value: float | None, form: str, scale: float = 1.0) -> str:
     """A number in a form such as `%.1f`; a dash for what a server does not say."""
     return "-" if value is None else form % (scale * value)
+
+
+def detects(versus: Comparison) -> str:
+    """The smallest difference found, in points; none where it is more than all right answers of the reference."""
+    if versus.detectable is None:
+        return "-"
+    return f"{100 * versus.detectable:.1f}" if versus.detectable <= versus.reference else "none"
 
 
 def percent(interval: Interval) -> str:

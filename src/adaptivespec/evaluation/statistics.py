@@ -74,6 +74,33 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(binomtest(only_first, only_first + only_second, 0.5).pvalue)
 
 
+def tango(only_first: int, only_second: int, count: int) -> tuple[float, float]:
+    """The 95 % score interval of the difference of two paired shares (Tango, Statistics in Medicine 17, 1998).
+
+    Unlike a bootstrap it keeps its width where the two hardly ever differ: no discordant question among 200 leaves room for 1.9 points.
+
+    Args:
+        only_first, only_second: questions that the one arm got right and the other wrong.
+        count: all questions, 1 at least.
+    """
+    from scipy.optimize import brentq
+
+    estimate, limit = (only_first - only_second) / count, NormalDist().inv_cdf(0.975)
+
+    def score(difference: float) -> float:
+        """How many standard errors the estimate lies above a true difference, the discordance being the likeliest one then."""
+        linear = (2 * count - only_first + only_second) * difference - only_first - only_second
+        constant = -only_second * difference * (1 - difference)
+        fewer = (math.sqrt(max(0.0, linear**2 - 8 * count * constant)) - linear) / (4 * count)
+        variance = 2 * fewer + difference * (1 - difference)
+        return float(count * (estimate - difference) / math.sqrt(count * variance)) if variance > 0 else 0.0
+
+    edge = 1 - 1e-9
+    low = brentq(lambda at: score(at) - limit, -edge, estimate) if estimate > -edge and score(-edge) > limit else -1.0
+    high = brentq(lambda at: score(at) + limit, estimate, edge) if estimate < edge and score(edge) < -limit else 1.0
+    return float(low), float(high)
+
+
 def detectable_difference(count: int, discordant: int) -> float | None:
     """The smallest difference of two accuracies that McNemar's test at 5 % finds in 80 % of samples like this one.
 
@@ -86,7 +113,7 @@ def detectable_difference(count: int, discordant: int) -> float | None:
         discordant: those of which just one was right.
 
     Returns:
-        A difference in (0, 1], None when fewer than four questions could not show even the largest.
+        A difference in (0, 1], None with fewer than six questions: even six to none is only just below 5 %.
     """
     normal = NormalDist()
     size, power, seen = normal.inv_cdf(0.975), normal.inv_cdf(0.8), discordant / count if count else 0.0
@@ -96,7 +123,7 @@ def detectable_difference(count: int, discordant: int) -> float | None:
         spread = math.sqrt(max(0.0, share - difference**2))
         return math.sqrt(count) * difference - size * math.sqrt(share) - power * spread
 
-    if excess(1.0) <= 0:
+    if count < 6:
         return None
     from scipy.optimize import brentq
 
@@ -111,11 +138,11 @@ def paired_bootstrap(
     Args:
         columns: [k, n], k numbers of each of n questions.
         strata: [n], the group of each question; groups keep their sizes.
-        statistic: of totals [k, ...] the values [...]; may give nan where it is undefined.
+        statistic: of totals [k, ...] the values [...]; nan where it is undefined, inf where it has no bound.
         seed: of the 2,000 resamples.
 
     Returns:
-        Lower and upper bound; None with fewer than two questions, or where more than one resample in twenty is undefined.
+        Lower and upper bound; None with fewer than two questions, where more than one resample in twenty is undefined, and without a bound.
     """
     groups, rng = np.asarray(strata), np.random.default_rng(seed)
     if len(groups) < 2:
@@ -127,8 +154,8 @@ def paired_bootstrap(
         totals += own @ rng.multinomial(count, np.full(count, 1 / count), RESAMPLES).T  # how often each question is drawn
     with np.errstate(divide="ignore", invalid="ignore"):
         values = statistic(totals)
-    values = values[np.isfinite(values)]
+    values = values[~np.isnan(values)]
     if len(values) < 0.95 * RESAMPLES:
         return None
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
+    low, high = np.percentile(values, [2.5, 97.5], method="nearest")  # between two values there may be inf on one side
+    return (float(low), float(high)) if np.isfinite([low, high]).all() else None
