@@ -161,6 +161,7 @@ def test_cells_against_loops(analysis: Analysis, answers: list[dict[str, Any]], 
     ]
     assert [versus.only_this, versus.only_reference] == only
     assert (versus.same, versus.reference) == (sum(own[each]["text"] == other[each]["text"] for each in own), other_right / count)
+    assert versus.length.value == pytest.approx(sum(row["tokens"] for row in own.values()) / sum(other[each]["tokens"] for each in own))
     assert found.tokens_right == sum(row["tokens"] for row in own.values() if row["correct"])
     assert versus.p == pytest.approx(stats.binomtest(only[0], sum(only)).pvalue if sum(only) else 1.0)
     assert versus.difference.value == pytest.approx((right - other_right) / count)

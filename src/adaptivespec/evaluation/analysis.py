@@ -213,11 +213,11 @@ def _histogram(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 def _compare(own: Rows, reference: Rows, keys: Sequence[tuple[str, str]], seed: int) -> Comparison:
     count, this, other = len(keys), _table(own, keys), _table(reference, keys)
     only_this, only_other = int((this.right > other.right).sum()), int((this.right < other.right).sum())
-    columns = np.array([this.right, other.right])
-    recovery = None
-    if other.right.sum():
-        bounds = paired_bootstrap(columns, _strata(keys), lambda totals: totals[0] / totals[1], seed) or (None, None)
-        recovery = Interval(float(this.right.sum() / other.right.sum()), *bounds)
+
+    def ratio(own: np.ndarray, reference: np.ndarray) -> Interval:
+        bounds = paired_bootstrap(np.array([own, reference]), _strata(keys), lambda totals: totals[0] / totals[1], seed) or (None, None)
+        return Interval(float(own.sum() / reference.sum()), *bounds)
+
     return Comparison(
         questions=count,
         same=sum(own[each]["text"] == reference[each]["text"] for each in keys),
@@ -227,7 +227,8 @@ def _compare(own: Rows, reference: Rows, keys: Sequence[tuple[str, str]], seed: 
         difference=Interval((only_this - only_other) / count, *tango(only_this, only_other, count)),
         p=mcnemar(only_this, only_other),
         detectable=detectable_difference(count, only_this + only_other),
-        recovery=recovery,
+        recovery=ratio(this.right, other.right) if other.right.sum() else None,
+        length=ratio(this.tokens, other.tokens),
     )
 
 

@@ -182,7 +182,7 @@ def _bars(analysis: Analysis, theme: Theme) -> Figure:
             axes.axvline(100 * reference.accuracy.value, color=theme.text, linewidth=0.8, linestyle="--")
         _title(axes, group, theme)
         axes.set_xlabel("right answers, %")
-        highest = max((100 * (cell.accuracy.high or 1.0) for cell in analysis.of(group)), default=100.0)
+        highest = max((100 * (cell.accuracy.high or 1.0) for cell in analysis.of(group) if cell.answers), default=100.0)
         axes.set_xlim(0, min(100.0, 1.1 * highest))
         axes.grid(visible=False, axis="y")
     panels[0].set_yticks(range(len(arms)), arms)

@@ -36,6 +36,7 @@ class Comparison:
         p: exact McNemar, two-sided.
         detectable: smallest difference found with 80 % power at this size and discordance; None with fewer than six questions.
         recovery: accuracy / the reference's; None where the reference got nothing right.
+        length: tokens / the reference's.
     """
 
     questions: int
@@ -47,6 +48,7 @@ class Comparison:
     p: float
     detectable: float | None
     recovery: Interval | None
+    length: Interval
 
 
 @dataclass(frozen=True)

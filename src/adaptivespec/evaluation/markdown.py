@@ -57,7 +57,7 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
         ABOUT_QUALITY.format(reference=f"`{analysis.reference}`" if analysis.reference else "nothing, as no arm is strict"),
         _figure("accuracy-by-task", figures, analysis, speed),
         f"## Speed at {concurrency(speed)}",
-        *(_of_group(group, _speed(speed, group)) for group in speed.groups),
+        *(_of_group(group, _speed(speed, group, analysis)) for group in speed.groups),
         _about_speed(timed[0] if timed else run, speed),
         _figure("accuracy-and-speed", figures, analysis, speed),
         *_ablation(analysis, speed, figures),
@@ -124,7 +124,8 @@ ABOUT_QUALITY = """Right and recovery in %, differences in percentage points, wi
 Tango's score for paired shares). Compared with {reference} on the same questions: same, in %: answers of the same text; `only` counts
 questions that just this arm, or just the reference got right; p is McNemar's exact test, not corrected for several arms; `detects` is the
 smallest true difference that the test would find in 80 % of such samples, `none` where that is more than the reference gets right at all;
-recovery is accuracy / the reference's. Length: tokens per answer. Cut: ended by the token limit, in %. Promoted: per 1,000 tokens."""
+recovery is accuracy / the reference's. Length: tokens per answer, also relative to the reference's. Cut: ended by the token limit, in %.
+Promoted: per 1,000 tokens."""
 
 
 def _size(analysis: Analysis) -> str:
@@ -153,13 +154,27 @@ def _figure(name: str, figures: Mapping[str, str], analysis: Analysis, speed: An
 
 
 def _quality(analysis: Analysis, group: str) -> str:
-    names = ["arm", "n", "right", "same", "difference", "only this / ref.", "p", "detects", "recovery", "length", "cut", "promoted"]
+    names = [
+        "arm",
+        "n",
+        "right",
+        "same",
+        "difference",
+        "only this / ref.",
+        "p",
+        "detects",
+        "recovery",
+        "length",
+        "x ref.",
+        "cut",
+        "promoted",
+    ]
     return _table(names, [_quality_row(cell, analysis.reference) for cell in analysis.of(group) if cell.answers])
 
 
 def _quality_row(cell: Cell, reference: str | None) -> list[str]:
     versus = cell.versus
-    compared = ["-", "reference" if cell.arm == reference else "-", "-", "-", "-", "-"]
+    compared, longer = ["-", "reference" if cell.arm == reference else "-", "-", "-", "-", "-"], "-"
     if versus is not None:
         compared = [
             f"{100 * versus.same / versus.questions:.0f}",
@@ -169,15 +184,23 @@ def _quality_row(cell: Cell, reference: str | None) -> list[str]:
             detects(versus),
             percent(versus.recovery) if versus.recovery else "-",
         ]
-    ends = [f"{cell.mean_tokens:.0f}", f"{100 * cell.truncated:.1f}", known(cell.promoted_per_1k, "%.1f")]
+        longer = number(versus.length)
+    ends = [f"{cell.mean_tokens:.0f}", longer, f"{100 * cell.truncated:.1f}", known(cell.promoted_per_1k, "%.1f")]
     return [f"`{cell.arm}`", str(cell.answers), percent(cell.accuracy), *compared, *ends]
 
 
-def _speed(speed: Analysis, group: str) -> str:
-    names = ["arm", "tok/s", "x plain", "x reference", "accept length", "without bonus", "taken, %", "tokens"]
+def _speed(speed: Analysis, group: str, quality: Analysis) -> str:
+    names = ["arm", "tok/s", "x plain", "x reference", "per answer", "accept length", "without bonus", "taken, %", "tokens"]
 
     def times(interval: Interval | None) -> str:
         return number(interval) if interval else "-"
+
+    def per_answer(cell: Cell) -> str:
+        """Throughput over the reference's, and by how much longer answers are."""
+        own = quality.cell(group, cell.arm)
+        if not own or not own.versus or not cell.times_reference or quality.reference != speed.reference:
+            return "-"
+        return f"{cell.times_reference.value / own.versus.length.value:.2f}"
 
     rows = [
         [
@@ -185,6 +208,7 @@ def _speed(speed: Analysis, group: str) -> str:
             f"{cell.tokens_per_second:.1f}",
             times(cell.times_plain),
             times(cell.times_reference),
+            per_answer(cell),
             known(cell.accept_length, "%.2f"),
             known(cell.drafted_only, "%.2f"),
             known(cell.acceptance_rate, "%.0f", 100),
@@ -202,7 +226,8 @@ def _about_speed(run: Mapping[str, Any], speed: Analysis) -> str:
     return (
         f"All tokens / all seconds, prompts included, of {_size(speed)}; at most so many tokens an answer: {limits}. {turns} "
         "Ratios with 95 % intervals (paired bootstrap over questions). Accept length: tokens per verify step, the bonus token included. "
-        "Taken: of the drafted tokens, those that were accepted. Tokens: emitted in all."
+        "Taken: of the drafted tokens, those that were accepted. Per answer: x reference, divided by the relative length of whole answers. "
+        "Tokens: emitted in all."
     )
 
 
