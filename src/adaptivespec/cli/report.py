@@ -163,7 +163,8 @@ def tables(analysis: Analysis) -> Group:
     )
     about_quality = (
         f"{against}on the same questions; p: exact McNemar; detects: the smallest difference\n"
-        "found with 80 % power; recovery: accuracy in % of the reference's"
+        "found with 80 % power (none: more than the reference gets right);\n"
+        "recovery: accuracy in % of the reference's"
     )
     return Group(quality, Text(about_quality, style=CAPTION), Text(""), speed_table(analysis))
 

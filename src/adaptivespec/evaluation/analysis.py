@@ -70,7 +70,7 @@ def analyse(run: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], seed: 
         kappas={
             label: arm["kinds"][0]["kappa"]
             for label, arm in arms.items()
-            if len(arm["kinds"]) == 1 and arm["kinds"][0]["kappa"] is not None
+            if len(arm["kinds"]) == 1 and arm["kinds"][0]["rule"] in ("strict", "margin") and arm["kinds"][0]["kappa"] is not None
         },
         sweeps=_sweeps(arms),
         tasks=list(tasks),
@@ -228,7 +228,7 @@ def _compare(own: Rows, reference: Rows, keys: Sequence[tuple[str, str]], seed: 
         p=mcnemar(only_this, only_other),
         detectable=detectable_difference(count, only_this + only_other),
         recovery=ratio(this.right, other.right) if other.right.sum() else None,
-        length=ratio(this.tokens, other.tokens),
+        length=ratio(this.tokens, other.tokens) if other.tokens.sum() else None,
     )
 
 

@@ -40,8 +40,7 @@ CAPTIONS = {
     "accuracy-by-task": "Share of right answers with its 95 % Wilson interval; dashed: {reference}. Arms answered the same questions, so "
     "their difference is more certain than the overlap of these intervals suggests; see the tables.",
     "accuracy-and-speed": "Up and to the right is better. A line goes through arms that differ in kappa alone, each marked with its kappa; "
-    "the dotted line joins arms that no other beats in both. Bars: 95 % intervals. Uprights: strict arms whose speed alone was measured. "
-    "Speed at {concurrency}.",
+    "the dotted line joins arms that no other beats in both. Bars: 95 % intervals. Speed at {concurrency}.",
     "accept-length": "How many drafted tokens a step accepted on {common}, without the bonus token; steps without a draft are left out.",
     "ablation": "Static or adaptive tree, strict or margin rule, all else equal. Bars: 95 % intervals. Speed at {concurrency}.",
     "shape-over-time": "Shapes (num_steps,topk,num_draft_tokens) planned as answers to {common} grew, of those still running.",
@@ -64,7 +63,17 @@ def caption(name: str, analysis: Analysis, speed: Analysis | None = None) -> str
     text = CAPTIONS[name.rstrip("-0123456789")]
     reference = analysis.reference or "nothing, as no arm is strict"
     common = "all tasks" if analysis.common == ALL else analysis.common
-    return text.format(reference=reference, common=common, concurrency=concurrency(speed or analysis))
+    uprights = (
+        " Uprights: strict arms of which only speed was measured."
+        if speed and name == "accuracy-and-speed" and _untried(analysis, speed)
+        else ""
+    )
+    return text.format(reference=reference, common=common, concurrency=concurrency(speed or analysis)) + uprights
+
+
+def _untried(analysis: Analysis, speed: Analysis) -> list[str]:
+    """Strict arms of the run for speed alone. Their answers would be the reference's, so a pace is all that there is to know of them."""
+    return [arm for arm in speed.arms if arm not in analysis.arms and speed.kappas.get(arm) == 1 and arm != speed.plain]
 
 
 def figures(analysis: Analysis, speed: Analysis | None = None) -> dict[str, Draw]:
@@ -215,8 +224,6 @@ def _scatter(analysis: Analysis, speed: Analysis, groups: Sequence[str], theme: 
     figure, panels = _wrapped(theme, len(groups), 2, 4.6 if len(groups) > 1 else 7.0, 3.4)
     swept = {arm: number for number, sweep in reversed(list(enumerate(analysis.sweeps))) for arm in sweep}
     single = [arm for arm in analysis.arms if arm not in swept]
-    # Their answers are the reference's, so a pace is all that there is to know of them.
-    untried = [arm for arm in speed.arms if arm not in analysis.arms and speed.kappas.get(arm) == 1 and arm != speed.plain]
     labels: dict[str, Any] = {}
     for axes, group in zip(panels, groups, strict=True):
         points = {arm: point for arm in analysis.arms if (point := _point(analysis, speed, group, arm)) is not None}
@@ -239,7 +246,7 @@ def _scatter(analysis: Analysis, speed: Analysis, groups: Sequence[str], theme: 
                 said = f"{kappa:g}" if kappa < 1 else "off"
                 where = at.value, 100 * cell.accuracy.value
                 axes.annotate(said, where, xytext=(4, 4), textcoords="offset points", fontsize=8, color=theme.text)
-        for number, arm in enumerate(untried):
+        for number, arm in enumerate(_untried(analysis, speed)):
             if (pace := _speed(speed, group, arm)) is not None:
                 look: dict[str, Any] = {
                     "color": theme.series[6],

@@ -36,7 +36,7 @@ class Comparison:
         p: exact McNemar, two-sided.
         detectable: smallest difference found with 80 % power at this size and discordance; None with fewer than six questions.
         recovery: accuracy / the reference's; None where the reference got nothing right.
-        length: tokens / the reference's.
+        length: tokens / the reference's; None where that has none.
     """
 
     questions: int
@@ -48,7 +48,7 @@ class Comparison:
     p: float
     detectable: float | None
     recovery: Interval | None
-    length: Interval
+    length: Interval | None
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ class Analysis:
         reference: the arm that accuracy is compared with: the one asked for, else the first strict one that speculates, else plain
             decoding, else None.
         plain: the arm of plain decoding, if any.
-        kappas: the margin threshold of each arm of one setting; 1 is strict. Without arms of a server whose labels do not say it.
+        kappas: the margin threshold of each arm of one setting; 1 is strict. Without arms of other rules, and those of a server
+            whose labels do not say it.
         sweeps: labels of arms that differ in kappa alone, from strict to loose; at least two lossy ones each.
         tasks: those of the run; with several, cells of `all` come first, of the arms that were put to every task.
         batch: requests decoded together, or in flight to a server.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from .figures import caption, concurrency
-from .findings import Analysis, Cell, Interval, Square
+from .findings import ALL, Analysis, Cell, Interval, Square
 from .report import FEW_QUESTIONS, detects, known, number, percent, points, signed
 
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
@@ -47,7 +47,7 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
     """
     run, analysis = quality
     speed = timed[1] if timed else analysis
-    found = troubles(analysis, speed, run["sessions"][-1].get("kernels"))
+    found = troubles(analysis, speed, all(session.get("kernels") == "native" for session in run["sessions"]))
     shown = [
         f"Made by `{_relative(command)}`; {_size(analysis)}.",
         _unfinished(analysis),
@@ -75,8 +75,8 @@ def markdown(quality: Timed, timed: Timed | None, figures: Mapping[str, str], co
     return "\n\n".join(part for part in shown if part)
 
 
-def troubles(analysis: Analysis, speed: Analysis, kernels: str | None = None) -> list[str]:
-    """What a reader should hold against the numbers, found in them by fixed rules, not by hand. `kernels`: `native` where ours ran."""
+def troubles(analysis: Analysis, speed: Analysis, exact: bool = False) -> list[str]:
+    """What a reader should hold against the numbers, found in them by fixed rules, not by hand. `exact`: our kernels ran throughout."""
     found = []
     for group in analysis.tasks:
         if cut := [_cut(cell) for cell in analysis.of(group) if cell.truncated > MOST_TRUNCATED]:
@@ -102,16 +102,16 @@ def troubles(analysis: Analysis, speed: Analysis, kernels: str | None = None) ->
         found.append(f"Speed was measured on fewer than {FEW_QUESTIONS} questions of {', '.join(few)}: intervals there are rough.")
     strict = [arm for arm in analysis.arms if analysis.kappas.get(arm) == 1 and arm not in (analysis.reference, analysis.plain)]
     for arm in [*strict, *([analysis.plain] if analysis.plain and analysis.plain != analysis.reference else [])]:
-        own = analysis.cell(analysis.common, arm)
-        if own and own.versus and (parted := own.versus.questions - own.versus.same):
+        pairs = [own.versus for task in analysis.tasks if (own := analysis.cell(task, arm)) and own.versus]
+        if parted := sum(pair.questions - pair.same for pair in pairs):
+            of_all = f"{parted} of {sum(pair.questions for pair in pairs)} texts differ from `{analysis.reference}`'s"
             why = (
-                "our kernels ran, so that is a fault: please report it."
-                if kernels == "native"
-                else "near-ties, which another number of rows rounds differently. So much of any difference is noise."
+                "our kernels ran, which leave no room for that with heads a multiple of 32 wide: there it is a fault, please report it."
+                if exact
+                else "near-ties, which another number of rows rounds differently, or seeds that a server does not keep. So much of any "
+                "difference is noise."
             )
-            found.append(
-                f"`{arm}` is lossless, and yet {parted} of {own.versus.questions} texts differ from `{analysis.reference}`'s: {why}"
-            )
+            found.append(f"`{arm}` is lossless, and yet {of_all}: {why}")
     return found
 
 
@@ -123,7 +123,7 @@ def _cut(cell: Cell) -> str:
 ABOUT_QUALITY = """Right and recovery in %, differences in percentage points, with 95 % intervals (Wilson; paired bootstrap over questions;
 Tango's score for paired shares). Compared with {reference} on the same questions: same, in %: answers of the same text; `only` counts
 questions that just this arm, or just the reference got right; p is McNemar's exact test, not corrected for several arms; `detects` is the
-smallest true difference that the test would find in 80 % of such samples, `none` where that is more than the reference gets right at all;
+smallest true difference that the test would find in 80 % of such samples, `none` where that is more than the reference gets right;
 recovery is accuracy / the reference's. Length: tokens per answer, also relative to the reference's. Cut: ended by the token limit, in %.
 Promoted: per 1,000 tokens."""
 
@@ -184,7 +184,7 @@ def _quality_row(cell: Cell, reference: str | None) -> list[str]:
             detects(versus),
             percent(versus.recovery) if versus.recovery else "-",
         ]
-        longer = number(versus.length)
+        longer = number(versus.length) if versus.length else "-"
     ends = [f"{cell.mean_tokens:.0f}", longer, f"{100 * cell.truncated:.1f}", known(cell.promoted_per_1k, "%.1f")]
     return [f"`{cell.arm}`", str(cell.answers), percent(cell.accuracy), *compared, *ends]
 
@@ -198,9 +198,11 @@ def _speed(speed: Analysis, group: str, quality: Analysis) -> str:
     def per_answer(cell: Cell) -> str:
         """Throughput over the reference's, and by how much longer answers are."""
         own = quality.cell(group, cell.arm)
-        if not own or not own.versus or not cell.times_reference or quality.reference != speed.reference:
+        alike = quality.reference == speed.reference and (group != ALL or quality.tasks == speed.tasks)
+        longer = own.versus.length if own and own.versus else None
+        if not alike or not longer or not longer.value or not cell.times_reference:
             return "-"
-        return f"{cell.times_reference.value / own.versus.length.value:.2f}"
+        return f"{cell.times_reference.value / longer.value:.2f}"
 
     rows = [
         [
