@@ -212,7 +212,7 @@ class SpeculativeConfig(Settings):
     rule: Literal["margin", "strict", "margin_top1", "threshold", "typical", "relaxed_topk", "logit_ratio", "window", "rejection"] = (
         "margin"
     )
-    margin: Annotated[float | None, Field(gt=0, le=1)] = 0.2
+    margin: Annotated[float | None, Field(gt=0, le=1)] = 0.5
     guards: Literal["protected", "none"] = "protected"
     budget: Annotated[float | None, Field(ge=0)] = None
     budget_per_100: Annotated[float | None, Field(ge=0)] = None

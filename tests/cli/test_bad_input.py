@@ -34,7 +34,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["generate", "hi", "--speculative-algorithm", "STANDALONE"], "algorithm STANDALONE needs a draft model (STANDALONE): name one"),
         (["generate", "hi", "--drafter", "none", "--policy", "static"], "policy static needs a drafter"),
         (["generate", "hi", "--speculative-algorithm", "none", "--policy", "static"], "policy static needs a drafter"),
-        (["generate", "hi", "--speculative-algorithm", "none", "--margin", "0.5"], "margin has no effect with policy off"),
+        (["generate", "hi", "--speculative-algorithm", "none", "--margin", "0.4"], "margin has no effect with policy off"),
         (["generate", "hi", "--prompt-lookup-max", "3"], "prompt_lookup_max has no effect without the drafter ngram; leave it out"),
         (["generate", "hi", "--drafter", "ngram", "--prompt-lookup-min", "9"], "prompt_lookup_min 9 is more than prompt_lookup_max 4"),
         (["generate", "hi", "--n", "2"], "all answers at temperature 0 are the same; set a temperature, or n 1"),

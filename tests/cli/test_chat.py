@@ -74,11 +74,11 @@ def test_help_names_every_command(piped: Piped) -> None:
 
 def test_settings_change_the_next_answers(files: list[str], piped: Piped, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    lines = ["a", "/set policy off", "b", "/set policy adaptive", "/set kappa 0.5", "/set max_new_tokens 3", "/set temperature 0.7", "c"]
+    lines = ["a", "/set policy off", "b", "/set policy adaptive", "/set kappa 0.3", "/set max_new_tokens 3", "/set temperature 0.7", "c"]
     assert piped("\n".join(lines), "--trace", str(trace))[0] == 0
     requests = [line for line in map(json.loads, trace.read_text().splitlines()) if line["type"] == "request"]
     assert [r["speculative"]["policy"] for r in requests] == ["adaptive", "off", "adaptive"]
-    assert [r["speculative"]["margin"] for r in requests] == [0.2, 0.2, 0.5]
+    assert [r["speculative"]["margin"] for r in requests] == [0.5, 0.5, 0.3]
     assert [r["params"]["max_tokens"] for r in requests] == [12, 12, 3]
     assert [r["params"]["temperature"] for r in requests] == [0, 0, 0.7]
 

@@ -42,14 +42,14 @@ def test_one_request_of_a_batch_opts_out(llm: LLM) -> None:
 
 def test_effective_settings_are_echoed(llm: LLM) -> None:
     wishes: list[Any] = [
-        {"margin": 0.5},
+        {"margin": 0.3},
         {"policy": "static", "eagle_topk": 2, "num_draft_tokens": 5},
         {"budget": 0.0},
         SpeculativeConfig(),
     ]
     outputs = llm.generate([PROMPT] * 4, PARAMS, speculative=wishes)
     effective = [o.speculative for o in outputs]
-    assert [c.margin for c in effective] == [0.5, 0.2, 0.2, 0.2]
+    assert [c.margin for c in effective] == [0.3, 0.5, 0.5, 0.5]
     assert (effective[1].policy, effective[1].shape) == ("static", (3, 2, 5))
     assert effective[2].budget == 0.0
     assert {str(r.shape) for r in outputs[1].records} == {"3,2,5"}

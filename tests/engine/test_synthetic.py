@@ -16,9 +16,9 @@ from adaptivespec.errors import UserError
 PROCESSES: dict[str, Process] = {"stationary": stationary(0.7), "drifting": drifting(0.2, 0.95, 120), "bursty": bursty(0.2, 0.95, 40)}
 ARMS: dict[str, dict[str, Any]] = {
     "static strict": {"policy": "static", "rule": "strict"},
-    "static margin": {"policy": "static"},
+    "static margin": {"policy": "static", "margin": 0.2},
     "adaptive strict": {"rule": "strict"},
-    "adaptive margin": {},
+    "adaptive margin": {"margin": 0.2},
 }
 CHAIN = {"policy": "static", "num_steps": 15, "topk": 1, "num_draft_tokens": 16}
 

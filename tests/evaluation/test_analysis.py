@@ -189,7 +189,7 @@ def test_the_reference_and_plain_decoding(analysis: Analysis) -> None:
     assert (analysis.reference, analysis.plain) == ("static:3,4,4", "ar")
     assert cell(analysis, ALL, "static:3,4,4").versus is None
     assert cell(analysis, ALL, "ar").times_plain is None
-    assert analysis.kappas == {"ar": 1.0, "static:3,4,4": 1.0, "margin": 0.2, "tree": 1.0, "adaptivespec": 0.2}
+    assert analysis.kappas == {"ar": 1.0, "static:3,4,4": 1.0, "margin": 0.5, "tree": 1.0, "adaptivespec": 0.5}
     assert analysis.groups == [ALL, "gsm8k", "math500"]
 
 
@@ -265,8 +265,8 @@ def test_the_interaction_is_what_speeds_say() -> None:
     [
         (FOUR, 1),
         ("static; margin; tree", 0),
-        ("static; margin; tree; adaptivespec:margin=0.5", 0),
-        ("static; margin; tree; adaptivespec; margin:margin=0.5; adaptivespec:margin=0.5", 2),
+        ("static; margin; tree; adaptivespec:margin=0.4", 0),
+        ("static; margin; tree; adaptivespec; margin:margin=0.4; adaptivespec:margin=0.4", 2),
         ("static; margin:5,4,8; tree; adaptivespec", 0),
         ("static; static:5,4,8; margin; margin:5,4,8; tree; adaptivespec", 2),
         ("static; margin; tree; adaptivespec:high=7/1/8", 1),
@@ -286,10 +286,10 @@ def test_every_task_has_its_square_and_all_too() -> None:
 
 
 def test_arms_may_be_put_to_some_tasks_only() -> None:
-    run = fake_run(f"{FOUR}; adaptivespec:margin=0.5", {"gsm8k": 6, "math500": 4})
+    run = fake_run(f"{FOUR}; adaptivespec:margin=0.4", {"gsm8k": 6, "math500": 4})
     everything = fake_answers(run)
     run["settings"]["tasks"]["math500"]["arms"] = FOUR.replace(" ", "").split(";")
-    extra = "adaptivespec:margin=0.5"
+    extra = "adaptivespec:margin=0.4"
     wanted = [row for row in everything if (row["task"], row["arm"]) != ("math500", extra)]
     analysis = analyse(run, wanted)
     assert analysis.missing == 0
@@ -311,8 +311,8 @@ def test_tasks_that_share_no_arm_are_not_pooled() -> None:
     [
         (FOUR, []),
         ("tree; adaptivespec:margin=0.5; adaptivespec:margin=0.9", [["tree", "adaptivespec:margin=0.9", "adaptivespec:margin=0.5"]]),
-        ("margin; margin:margin=0.5; adaptivespec:guards=none; adaptivespec", [["margin:margin=0.5", "margin"]]),
-        ("static; static:5,4,8; margin:5,4,8; margin:5,4,8,margin=0.5", [["static:5,4,8", "margin:5,4,8,margin=0.5", "margin:5,4,8"]]),
+        ("margin; margin:margin=0.8; adaptivespec:guards=none; adaptivespec", [["margin:margin=0.8", "margin"]]),
+        ("static; static:5,4,8; margin:5,4,8; margin:5,4,8,margin=0.8", [["static:5,4,8", "margin:5,4,8,margin=0.8", "margin:5,4,8"]]),
         ("ar; margin; ar+margin:margin=0.5", []),
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ def test_arms_take_their_own_parameters() -> None:
         ("window:5,4,8", "rule window needs chains"),
         ("talon:3,4,4", "expected num_steps,topk,num_draft_tokens"),
         ("talon:low=3/4/8", "low has no effect with policy talon"),
-        ("typical:margin=0.5", "margin has no effect with rule typical"),
+        ("typical:margin=0.4", "margin has no effect with rule typical"),
     ],
 )
 def test_what_does_not_fit_is_refused(text: str, message: str) -> None:

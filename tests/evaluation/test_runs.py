@@ -255,7 +255,7 @@ def test_more_arms_tasks_and_questions_are_no_contradiction() -> None:
         (lambda s: s["sampling"].update(temperature=0.7), "temperature 0.0, not 0.7"),
         (lambda s: s["tasks"]["gsm8k"].update(max_tokens=9), "task gsm8k: max_tokens 64, not 9"),
         (lambda s: s["tasks"]["gsm8k"]["questions"].update({"gsm8k/1": "x"}), "task gsm8k: another text of question gsm8k/1"),
-        (lambda s: s["arms"]["margin"]["kinds"][0].update(kappa=0.3), "arm margin: kappa 0.2, not 0.3"),
+        (lambda s: s["arms"]["margin"]["kinds"][0].update(kappa=0.3), "arm margin: kappa 0.5, not 0.3"),
         (lambda s: s["arms"]["margin"]["settings"][0].update(guards="none"), "arm margin: guards 'protected', not 'none'"),
         (lambda s: s.update(fresh_flag=1), "fresh_flag None, not 1"),
     ],

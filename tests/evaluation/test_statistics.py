@@ -52,7 +52,7 @@ def test_arms() -> None:
     assert (settings[1].policy, settings[1].shape, settings[1].margin) == ("static", (5, 4, 8), None)
     assert (settings[2].policy, settings[2].margin) == ("static", 0.5)
     assert (settings[3].policy, settings[3].margin) == ("adaptive", None)
-    assert (settings[4].low, settings[4].high, settings[4].budget, settings[4].margin) == ((3, 4, 8), (7, 4, 16), 2.0, 0.2)
+    assert (settings[4].low, settings[4].high, settings[4].budget, settings[4].margin) == ((3, 4, 8), (7, 4, 16), 2.0, 0.5)
 
 
 def test_a_mixed_arm_takes_turns() -> None:
@@ -65,6 +65,6 @@ def test_a_mixed_arm_takes_turns() -> None:
 
 def test_margin_arms_use_the_shipped_default_and_the_papers_rule_is_guards_none() -> None:
     default = SpeculativeConfig()
-    assert (default.margin, default.guards) == (0.2, "protected")
+    assert (default.margin, default.guards) == (0.5, "protected")
     assert parse_arm("adaptivespec").for_prompt(0).margin == default.margin
     assert parse_arm("margin:guards=none").for_prompt(0).guards == "none"
