@@ -58,14 +58,14 @@ def test_defaults_of_policies() -> None:
 
 def test_the_rule_that_decides() -> None:
     settings: list[tuple[dict[str, Any], str, float]] = [
-        ({}, "margin", 0.2),
+        ({}, "margin", 0.5),
         ({"margin": None}, "strict", 1.0),
         ({"margin": 1.0}, "strict", 1.0),
         ({"rule": "strict"}, "strict", 1.0),
         ({"rule": "margin_top1", "margin": 0.5}, "margin_top1", 0.5),
         ({"rule": "margin_top1", "margin": None}, "strict", 1.0),
         ({"rule": "typical"}, "typical", 1.0),
-        ({"policy": "off"}, "strict", 0.2),
+        ({"policy": "off"}, "strict", 0.5),
         ({"rule": "threshold", "speculative_accept_threshold_acc": 0.5}, "threshold", 1.0),
     ]
     for values, rule, kappa in settings:
@@ -119,7 +119,7 @@ def test_requests_change_rules(llm: LLM) -> None:
     assert base.for_request({"rule": "relaxed_topk"}).typical_delta == 0.3
     assert base.for_request({"policy": "off"}).rule == "margin"
     with pytest.raises(UserError, match="margin has no effect with rule typical"):
-        base.for_request({"margin": 0.5})
+        base.for_request({"margin": 0.4})
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,8 @@ def test_longer_answers_take_longer() -> None:
 
 def test_provenance_names_weights_drafter_and_kernels() -> None:
     run, answers = quality(gsm8k=4)
-    run["settings"]["drafter"] = "/home/me/head"
-    run["sessions"][-1] |= {"model": "/home/me/weights-q4.gguf", "kernels": "native"}
+    run["settings"]["drafter"] = "/srv/head"
+    run["sessions"][-1] |= {"model": "/srv/weights-q4.gguf", "kernels": "native"}
     text = markdown((run, analyse(run, answers)), None, {}, "adaptivespec report here")
     assert " (weights-q4.gguf), drafter head, " in text
     assert ", kernels native, " in text
