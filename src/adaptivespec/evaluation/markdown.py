@@ -322,6 +322,7 @@ def _provenance(what: str, run: Mapping[str, Any]) -> str:
     revisions = ", ".join(dict.fromkeys(str(session["git_revision"]) for session in run["sessions"]))
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
     machine = "; ".join(f"{name}: {value}" for name, value in last["machine"].items())
+    machine = re.sub(r"(platform: Linux-[\d.]+)[^;]*", r"\1", machine)  # a kernel's build is one host's own
     began, starts = run["sessions"][0]["began"], len(run["sessions"])
     weights = f" ({_relative(str(last['model']))})" if last.get("model") not in (None, settings["model"]) else ""
     drafter = f", drafter {_relative(str(settings['drafter']))}" if settings.get("drafter") else ""
