@@ -215,7 +215,8 @@ def test_longer_answers_take_longer() -> None:
     assert " | 15 | 1.50 (1.50 to 1.50) | " in text
     assert "| `margin` | 8.0 | - | 2.00 (2.00 to 2.00) | 1.33 |" in text
     silent = [{**row, "tokens": 0} for row in whole]  # a server that counts no tokens
-    assert "| `margin` | 4.0 |" not in markdown((run, analyse(run, silent)), (speed, analyse(speed, begun)), {}, "adaptivespec report here")
+    text = markdown((run, analyse(run, silent)), (speed, analyse(speed, begun)), {}, "adaptivespec report here")
+    assert "| `margin` | 8.0 | - | 2.00 (2.00 to 2.00) | - |" in text
 
 
 def test_provenance_names_weights_drafter_and_kernels() -> None:
@@ -225,3 +226,5 @@ def test_provenance_names_weights_drafter_and_kernels() -> None:
     text = markdown((run, analyse(run, answers)), None, {}, "adaptivespec report here")
     assert " (weights-q4.gguf), drafter head, " in text
     assert ", kernels native, " in text
+    run["sessions"][-1]["machine"] = {"platform": "Linux-6.1.2-somebodys-build-x86_64", "cores": 2}
+    assert "; platform: Linux-6.1.2; cores: 2." in markdown((run, analyse(run, answers)), None, {}, "adaptivespec report here")

@@ -50,6 +50,11 @@ class Comparison:
     recovery: Interval | None
     length: Interval | None
 
+    @property
+    def blind(self) -> bool:
+        """Whether even the loss of all that the reference gets right might go unnoticed, being less than the smallest that shows."""
+        return self.detectable is not None and self.detectable > self.reference
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -195,7 +200,7 @@ class Analysis:
 
     @property
     def common(self) -> str:
-        """What figures of steps are of."""
+        """The group that figures of steps are of: see `common_group`."""
         return common_group({name: len(self.of(name)) for name in self.groups})
 
     @property

@@ -93,7 +93,7 @@ def troubles(analysis: Analysis, speed: Analysis, exact: bool = False) -> list[s
             if times and times.high is not None and times.high < 1:
                 found.append(f"{group}, `{cell.arm}`: slower than plain decoding, {number(times)} times its tokens per second.")
     lossy = [cell for cell in analysis.cells if cell.versus and analysis.kappas.get(cell.arm) != 1]
-    if blind := [f"{c.task} `{c.arm}`" for c in lossy if c.versus and c.versus.detectable and c.versus.detectable > c.versus.reference]:
+    if blind := [f"{cell.task} `{cell.arm}`" for cell in lossy if cell.versus and cell.versus.blind]:
         found.append(f"The reference gets so little right that even the loss of all of it might go unnoticed: {', '.join(blind)}.")
     largest = max((c.versus.detectable for c in lossy if c.versus and c.versus.detectable), default=None)
     if largest is not None:

@@ -68,10 +68,8 @@ def known(value: float | None, form: str, scale: float = 1.0) -> str:
 
 
 def detects(versus: Comparison) -> str:
-    """The smallest difference found, in points; none where it is more than all right answers of the reference."""
-    if versus.detectable is None:
-        return "-"
-    return f"{100 * versus.detectable:.1f}" if versus.detectable <= versus.reference else "none"
+    """The smallest difference found, in points; `none` for a comparison that is blind."""
+    return "none" if versus.blind else known(versus.detectable, "%.1f", 100)
 
 
 def percent(interval: Interval) -> str:
