@@ -77,7 +77,10 @@ def main() -> int:
     if args.plan:
         print("\n".join(shlex.join(["adaptivespec", *each]) for each in (*wanted, report)))
         return 0
-    Path(args.out).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"cannot write to {args.out}: {error.strerror}")
     done = Path(args.out) / "done.txt"  # so that a finished run's model is not loaded again
     finished = done.read_text().splitlines() if done.exists() else []
     for arguments in wanted:

@@ -61,6 +61,15 @@ def test_the_plan_is_what_was_asked_for(results: ModuleType, capsys: pytest.Capt
     assert (results.QUESTIONS["humaneval"], sum(results.TIMED.values())) == (164, 40)
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    sys.argv = ["results.py", "--out", str(tmp_path / "file" / "runs")]
+    with pytest.raises(SystemExit) as left:
+        results.main()
+    assert left.value.code == 2
+    assert "runs: Not a directory" in capsys.readouterr().err
+
+
 def test_on_a_tiny_model(results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     make_tiny_model("llama", tmp_path / "model")
     make_tiny_head(tmp_path / "head")
