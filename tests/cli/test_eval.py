@@ -164,6 +164,16 @@ def test_tasks_have_limits_and_arms_of_their_own(flags: Flags, tmp_path: Path, c
         assert "--limit: expected" in capsys.readouterr().err
 
 
+def test_questions_skipped_at_first_join_later(flags: Flags, tmp_path: Path) -> None:
+    assert run(flags("--arms", "ar", "--skip", "2", "--limit", "gsm8k=1")) == 0
+    rows = lines(tmp_path / "run" / ANSWERS)
+    assert [row["id"] for row in rows] == ["gsm8k/2"]
+    assert run(flags("--arms", "ar")) == 0
+    again = lines(tmp_path / "run" / ANSWERS)
+    assert again[:1] == rows
+    assert sorted(row["id"] for row in again) == [f"gsm8k/{i}" for i in range(4)]
+
+
 def test_arms_take_turns(flags: Flags, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     wanted = flags("--arms", "ar; static:3,4,4", "--batch", "1", "--interleave")
@@ -244,6 +254,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatc
         (["--temperature", "-1"], "temperature: Input should be greater than or equal to 0"),
         (["--replaced", "--temperature", "1"], "--replaced: what a promoted token replaced is known at temperature 0"),
         (["--limit", "0"], "--limit"),
+        (["--skip", "gsm8k=-1"], "--skip: expected a number from 1"),
         (["--batch", "0"], "--batch"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",

@@ -84,6 +84,16 @@ def test_a_limit_takes_the_first(tmp_path: Path) -> None:
         load_task("gsm8k", write(tmp_path / "y.jsonl", GSM8K), 4)
 
 
+def test_skipped_questions_are_not_read_and_the_others_keep_their_ids(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", [{"broken": 1}, *GSM8K])
+    assert [q.id for q in load_task("gsm8k", path, skip=1)] == ["gsm8k/1", "gsm8k/2", "gsm8k/3"]
+    assert [q.id for q in load_task("gsm8k", path, 1, skip=2)] == ["gsm8k/2"]
+    with pytest.raises(UserError, match=r"x\.jsonl: only 2 questions, not the 3 asked for after the first 2"):
+        load_task("gsm8k", path, 3, skip=2)
+    with pytest.raises(UserError, match=r"x\.jsonl: no questions after the first 4"):
+        load_task("gsm8k", path, skip=4)
+
+
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [

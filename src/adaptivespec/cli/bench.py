@@ -221,7 +221,7 @@ def find_prompts(path: Path | None, tasks: str | None, data: list[str] | None, l
     if path is not None:
         raise UserError("--prompts and --tasks exclude each other")
     names = parse_names(tasks)
-    questions = load_questions(names, parse_data(data or [], names), {} if limit is None else dict.fromkeys(names, limit))
+    questions = load_questions(names, parse_data(data or [], names), {} if limit is None else dict.fromkeys(names, limit), {})
     return [BenchPrompt(question.messages, name) for name, own in questions.items() for question in own]
 
 

@@ -51,6 +51,9 @@ def evaluate(
     limit: Annotated[
         str | None, typer.Option(help="Only the first so many questions, of each task or as gsm8k=200,math500=100; default: all.")
     ] = None,
+    skip: Annotated[
+        str | None, typer.Option(help="Leave the first so many out, as for --limit: such as those that a setting was chosen on.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Requests decoded together: one joins when another leaves.")] = 16,
     max_tokens: Annotated[
         str | None,
@@ -99,7 +102,8 @@ def evaluate(
     names = parse_names(tasks)
     params = task_params(sampling, names, max_tokens, seed, replaced)
     limits = parse_counts("--limit", limit, names)
-    wanted = Wanted(names, params, parse_data(data or [], names), limits, batch, replaced, seed, out, fresh, yes, interleave)
+    skips = parse_counts("--skip", skip, names)
+    wanted = Wanted(names, params, parse_data(data or [], names), limits, skips, batch, replaced, seed, out, fresh, yes, interleave)
     if interleave and batch != 1:
         raise UserError(f"--interleave is for --batch 1, not {batch}: requests of several arms in one batch would share its time")
     if remote is not None:
@@ -110,7 +114,7 @@ def evaluate(
     if any(part.strip().startswith("server:") for part in arms.split(";")):
         raise UserError("an arm server:LABEL needs --engine openai=URL")
     chosen = parse_arms(arms)
-    questions = load_questions(names, wanted.files, limits)
+    questions = load_questions(names, wanted.files, limits, skips)
     check_tools(names)
     check_mixes(described(chosen), questions)
     flags = {name: value for name, value in vars(engine).items() if name != "trace"}

@@ -35,7 +35,7 @@ def evaluate_server(engine: str, flags: o.EngineFlags, arms: str, wanted: Wanted
     if wanted.batch > MAX_REQUESTS:
         raise UserError(f"--batch: at most {MAX_REQUESTS} requests at a time with --engine, not {wanted.batch}")
     chosen = parse_server_arms(arms)
-    questions = load_questions(wanted.names, wanted.files, wanted.limits)
+    questions = load_questions(wanted.names, wanted.files, wanted.limits, wanted.skips)
     check_tools(wanted.names)
     require_openai()
     described = {arm.label: {"kinds": list(arm.kinds), "settings": list(arm.settings)} for arm in chosen}

@@ -38,6 +38,7 @@ class Wanted:
     params: dict[str, SamplingParams]
     files: dict[str, Path]
     limits: dict[str, int]
+    skips: dict[str, int]
     batch: int
     replaced: bool
     seed: int
@@ -106,11 +107,13 @@ def parse_counts(flag: str, text: str | None, names: Sequence[str]) -> dict[str,
     return {name: int(value) for name, value in given.items()}
 
 
-def load_questions(names: Sequence[str], files: Mapping[str, Path], limits: Mapping[str, int]) -> dict[str, list[Question]]:
-    """The questions of each task, as many as its limit says, with ids that tell them apart. Raises UserError."""
+def load_questions(
+    names: Sequence[str], files: Mapping[str, Path], limits: Mapping[str, int], skips: Mapping[str, int]
+) -> dict[str, list[Question]]:
+    """The questions of each task, as many as its limit says after those to skip, with ids that tell them apart. Raises UserError."""
     from ..evaluation.runs import check_ids
 
-    questions = {name: load_task(name, files.get(name), limits.get(name)) for name in names}
+    questions = {name: load_task(name, files.get(name), limits.get(name), skips.get(name, 0)) for name in names}
     for own in questions.values():
         check_ids(own)
     return questions

