@@ -12,7 +12,7 @@ from fake_run import FOUR, fake_answer, fake_answers, fake_run, write_run
 
 from adaptivespec.cli.main import run as command
 from adaptivespec.errors import UserError
-from adaptivespec.evaluation import figures
+from adaptivespec.evaluation import figures, report
 from adaptivespec.evaluation.analysis import analyse
 from adaptivespec.evaluation.markdown import BEGIN, END, markdown, splice, troubles
 
@@ -214,6 +214,9 @@ def test_longer_answers_take_longer() -> None:
     text = markdown((run, analyse(run, whole)), (speed, analyse(speed, begun)), {}, "adaptivespec report here")
     assert " | 15 | 1.50 (1.50 to 1.50) | " in text
     assert "| `margin` | 8.0 | - | 2.00 (2.00 to 2.00) | 1.33 |" in text
+    html = report.page(run, analyse(run, whole), {}, (speed, analyse(speed, begun)))
+    assert "<td>2.00 (2.00 to 2.00)</td><td>1.33</td></tr>" in html
+    assert html.count("<td>-</td><td>-</td></tr>") == 1  # the reference
     silent = [{**row, "tokens": 0} for row in whole]  # a server that counts no tokens
     text = markdown((run, analyse(run, silent)), (speed, analyse(speed, begun)), {}, "adaptivespec report here")
     assert "| `margin` | 8.0 | - | 2.00 (2.00 to 2.00) | - |" in text

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import UserError
 from .figures import caption, concurrency
-from .findings import ALL, Analysis, Cell, Interval, Square
-from .report import FEW_QUESTIONS, detects, known, number, percent, points, signed
+from .findings import Analysis, Cell, Interval, Square
+from .report import FEW_QUESTIONS, detects, known, number, per_answer, percent, points, signed
 
 BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
 SHOWN_TOKENS = 12
@@ -195,22 +195,13 @@ def _speed(speed: Analysis, group: str, quality: Analysis) -> str:
     def times(interval: Interval | None) -> str:
         return number(interval) if interval else "-"
 
-    def per_answer(cell: Cell) -> str:
-        """Throughput over the reference's, and by how much longer answers are."""
-        own = quality.cell(group, cell.arm)
-        alike = quality.reference == speed.reference and (group != ALL or quality.tasks == speed.tasks)
-        longer = own.versus.length if own and own.versus else None
-        if not alike or not longer or not longer.value or not cell.times_reference:
-            return "-"
-        return f"{cell.times_reference.value / longer.value:.2f}"
-
     rows = [
         [
             f"`{cell.arm}`",
             f"{cell.tokens_per_second:.1f}",
             times(cell.times_plain),
             times(cell.times_reference),
-            per_answer(cell),
+            known(per_answer(cell, speed, quality), "%.2f"),
             known(cell.accept_length, "%.2f"),
             known(cell.drafted_only, "%.2f"),
             known(cell.acceptance_rate, "%.0f", 100),

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from .figures import caption, concurrency
-from .findings import Analysis, Comparison, Interval
+from .findings import ALL, Analysis, Cell, Comparison, Interval
 
 SHOWN_TOKENS = 25
 """Promoted tokens of an arm in the page's table; the JSON has all."""
@@ -58,6 +58,7 @@ def page(
         mixed_versions=len({json.dumps([s["versions"], s["git_revision"]]) for s in sessions}) > 1,
         pretty=lambda value: json.dumps(value, indent=2, ensure_ascii=False),
         settings={name: value for name, value in run["settings"].items() if name not in ("arms", "tasks")},
+        per_answer=lambda cell: per_answer(cell, speed, analysis),
         repr=repr,
     )
 
@@ -70,6 +71,22 @@ def known(value: float | None, form: str, scale: float = 1.0) -> str:
 def detects(versus: Comparison) -> str:
     """The smallest difference found, in points; `none` for a comparison that is blind."""
     return "none" if versus.blind else known(versus.detectable, "%.1f", 100)
+
+
+def per_answer(cell: Cell, speed: Analysis, quality: Analysis) -> float | None:
+    """Throughput over the reference's, divided by how much longer whole answers are: what is left of a speed-up for who waits for them.
+
+    Args:
+        cell: of `speed`.
+        speed: the run that measured speed.
+        quality: that of whole answers, perhaps the same. None is the result where the two have no reference or tasks in common.
+    """
+    own = quality.cell(cell.task, cell.arm)
+    alike = quality.reference == speed.reference and (cell.task != ALL or quality.tasks == speed.tasks)
+    longer = own.versus.length if own and own.versus else None
+    if not alike or not longer or not longer.value or not cell.times_reference:
+        return None
+    return cell.times_reference.value / longer.value
 
 
 def percent(interval: Interval) -> str:
