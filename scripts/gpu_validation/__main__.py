@@ -38,7 +38,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("validation"), help="folder of results; default %(default)s")
     parser.add_argument("--only", default="", help="regular expression: only these servers, and their references")
     parser.add_argument("--retry", action="store_true", help="measure servers again that failed a check")
-    parser.add_argument("--margin", type=float, default=0.2, help="kappa of the margin servers; default %(default)s")
+    parser.add_argument("--margin", type=float, default=0.2, help="kappa of the margin servers; default %(default)s, as in the paper")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context-length", type=int, default=4096)
     parser.add_argument("--questions", type=int, default=24)

@@ -175,7 +175,8 @@ class SpeculativeConfig(Settings):
             (Medusa), `relaxed_topk` (TensorRT-LLM; temperature 0), `logit_ratio` (MARS), `window` (FLy; chains), and `rejection`, which no
             drafter here can serve.
         margin: kappa in (0, 1]: a drafted token that is not the target's choice is accepted when its probability relative to the
-            target's top-1 exceeds kappa. None or 1 is strict, and lossless. Also of margin_top1.
+            target's top-1 exceeds kappa. None or 1 is strict, and lossless. 0.5 where the paper has 0.2: see docs/results.md. Also of
+            margin_top1.
         guards: `protected` never promotes to or away from end-of-sequence, special and stop tokens; `none` is the paper's rule.
         budget: most nats a request may spend on promotions in all.
         budget_per_100: most nats per 100 emitted tokens.

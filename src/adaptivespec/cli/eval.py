@@ -49,7 +49,7 @@ def evaluate(
         list[str] | None, typer.Option(help="TASK=FILE: a JSON-lines file instead of the hub's data set; may be repeated.")
     ] = None,
     limit: Annotated[
-        str | None, typer.Option(help="Only the first so many questions, of each task or as gsm8k=200,math500=100; default: all.")
+        str | None, typer.Option(help="Only so many questions (after --skip), of each task or as gsm8k=200,math500=100; default: all.")
     ] = None,
     skip: Annotated[
         str | None, typer.Option(help="Leave the first so many out, as for --limit: such as those that a setting was chosen on.")
@@ -89,7 +89,7 @@ def evaluate(
 
         adaptivespec eval --out runs/first --limit 100
 
-        adaptivespec eval --out runs/gsm8k --tasks gsm8k --data gsm8k=gsm8k_test.jsonl --arms 'static:3,4,4; margin; margin:margin=0.5'
+        adaptivespec eval --out runs/gsm8k --tasks gsm8k --data gsm8k=gsm8k_test.jsonl --arms 'static:3,4,4; margin; margin:margin=0.2'
 
         adaptivespec eval --out runs/long --tasks math500 --max-tokens 2048 --batch 32 -m qwen3-8b    # on a GPU machine
 

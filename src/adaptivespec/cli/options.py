@@ -141,7 +141,10 @@ class SpeculativeFlags:
     margin: Annotated[
         str | None,
         _flag(
-            "--margin", "--kappa", panel=SPECULATION, help="Promote a mismatch when p / p_top1 exceeds this, in (0, 1]; `off` is lossless."
+            "--margin",
+            "--kappa",
+            panel=SPECULATION,
+            help="Promote a mismatch when p / p_top1 exceeds this, 0.5 by default; 1 and `off` are lossless.",
         ),
     ] = None
     guards: Annotated[str | None, _flag(panel=SPECULATION, help="protected (default) or none, the paper's rule.")] = None

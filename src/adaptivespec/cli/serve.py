@@ -35,8 +35,8 @@ def serve(
 
     Examples:
 
-        adaptivespec serve --engine sglang -- --model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 \\
-            --speculative-draft-model-path yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
+        adaptivespec serve --engine sglang -- --model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3 \\
+            --speculative-draft-model-path AngelSlim/Qwen3-8B_eagle3
 
         adaptivespec serve --speculative-config '{"policy": "static", "margin": 0.1}' -- --model-path ./my-model \\
             --speculative-algorithm EAGLE3 --speculative-draft-model-path ./my-head

@@ -65,7 +65,7 @@ def simulate(
 
         adaptivespec simulate --arms 'static:3,4,4; static:6,8,16; talon; confidence' --worlds bursty
 
-        adaptivespec simulate --arms 'margin; margin:margin=0.5; typical; window' --mean-margin 1.5
+        adaptivespec simulate --arms 'margin; margin:margin=0.2; typical; window' --mean-margin 1.5
 
         adaptivespec simulate --worlds 'stationary:chance=0.9' --costs level=1,verify=8,row=0.02    # a GPU: rows cost little
 
