@@ -165,13 +165,17 @@ def test_tasks_have_limits_and_arms_of_their_own(flags: Flags, tmp_path: Path, c
 
 
 def test_questions_skipped_at_first_join_later(flags: Flags, tmp_path: Path) -> None:
-    assert run(flags("--arms", "ar", "--skip", "2", "--limit", "gsm8k=1")) == 0
+    mixed = ("--arms", "ar+static:3,4,4", "--temperature", "1", "--seed", "5")
+    assert run(flags(*mixed, "--skip", "1", "--limit", "gsm8k=2")) == 0
     rows = lines(tmp_path / "run" / ANSWERS)
-    assert [row["id"] for row in rows] == ["gsm8k/2"]
-    assert run(flags("--arms", "ar")) == 0
+    assert sorted(row["id"] for row in rows) == ["gsm8k/1", "gsm8k/2"]
+    assert run(flags(*mixed)) == 0
     again = lines(tmp_path / "run" / ANSWERS)
-    assert again[:1] == rows
-    assert sorted(row["id"] for row in again) == [f"gsm8k/{i}" for i in range(4)]
+    assert again[:2] == rows
+    # seeds and the settings of a mixed arm go by the question, whatever it is asked with
+    drafts = {row["id"]: row["shapes"]["seen"] != [] and row["shapes"]["seen"] != [[0, 1, 1]] for row in again}
+    assert {row["id"]: row["seed"] for row in again} == {f"gsm8k/{i}": 5 + i for i in range(4)}
+    assert drafts == {f"gsm8k/{i}": i % 2 == 1 for i in range(4)}
 
 
 def test_arms_take_turns(flags: Flags, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,6 @@ from .eval_setup import (
 from .files import check_writable
 
 if TYPE_CHECKING:
-    from ..config import SamplingParams
     from ..engine.llm import LLM
     from ..evaluation.runs import Asked
     from ..evaluation.tasks import Question
@@ -125,7 +124,7 @@ def evaluate(
     needed = [one for arm in chosen for one in arm.speculative]
     # one that drafts first, so that a missing drafter is noticed before weights are read
     llm = engine.build(max(needed, key=lambda one: one.policy != "off"), shapes_for=needed, max_running_requests=batch)
-    asked = encode(llm, questions, params)
+    asked = encode(llm, questions, wanted)
     from ..evaluation.runs import LocalAnswerer
 
     def decode(token: int) -> str:
@@ -145,7 +144,7 @@ def evaluate(
     )
 
 
-def encode(llm: LLM, questions: Mapping[str, Sequence[Question]], params: Mapping[str, SamplingParams]) -> dict[str, Asked]:
+def encode(llm: LLM, questions: Mapping[str, Sequence[Question]], wanted: Wanted) -> dict[str, Asked]:
     """Prompts as token ids. Raises UserError for one that does not fit the context; the message names the question."""
     from ..evaluation.runs import Asked
 
@@ -157,5 +156,5 @@ def encode(llm: LLM, questions: Mapping[str, Sequence[Question]], params: Mappin
                 llm.check_prompt(ids)
             except UserError as error:
                 raise UserError(f"{question.id}: {error}") from None
-        asked[name] = Asked(own, prompts, params[name])
+        asked[name] = Asked(own, prompts, wanted.params[name], wanted.skips.get(name, 0))
     return asked

@@ -43,7 +43,7 @@ def evaluate_server(engine: str, flags: o.EngineFlags, arms: str, wanted: Wanted
     server = connect(url, None if flags.model == o.EngineFlags.model else flags.model)
     settings = run_settings({"engine": "openai", "model": server.model}, described, questions, wanted)
     earlier = prepare(wanted.out, settings, wanted.fresh, wanted.yes)
-    asked = {name: Asked(own, [], wanted.params[name]) for name, own in questions.items()}
+    asked = {name: Asked(own, [], wanted.params[name], wanted.skips.get(name, 0)) for name, own in questions.items()}
     with ServerAnswerer(server, chosen, wanted.batch, timeout) as answerer:
         first = wanted.names[0]
         answerer.probe(questions[first][0], wanted.params[first])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .folder import AnswerLog
@@ -49,7 +50,7 @@ def ask_in_turns(
 
 
 def _warm_up(answerer: Answerer, label: str, asked: Asked, number: int, tokens: int) -> None:
-    few = Asked(asked.questions, asked.prompts, asked.params.updated({"max_tokens": min(tokens, asked.params.max_tokens), "min_tokens": 0}))
+    few = replace(asked, params=asked.params.updated({"max_tokens": min(tokens, asked.params.max_tokens), "min_tokens": 0}))
     try:
         answerer.ask(label, few, number)
         while not answerer.finished():

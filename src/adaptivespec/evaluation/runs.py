@@ -69,16 +69,19 @@ class Asked:
     Attributes:
         questions: in the data set's order.
         prompts: token ids of each; empty where a server makes them from the messages.
-        params: sampling settings; question i uses seed + i, the same in every arm, so that arms are compared under the same noise.
+        params: sampling settings; question i of the data set uses seed + i, the same in every arm, so that arms are compared under the
+            same noise.
+        first: how many of the data set's questions come before these.
     """
 
     questions: Sequence[Question]
     prompts: Sequence[list[int]]
     params: SamplingParams
+    first: int = 0
 
     def params_for(self, number: int) -> SamplingParams:
         """The sampling settings of a question, with its own seed."""
-        return self.params.updated({"seed": (self.params.seed or 0) + number})
+        return self.params.updated({"seed": (self.params.seed or 0) + self.first + number})
 
 
 def arm_kind(settings: SpeculativeConfig) -> dict[str, Any]:
@@ -167,7 +170,7 @@ class LocalAnswerer:
     def ask(self, label: str, asked: Asked, number: int) -> None:
         """See `Answerer.ask`."""
         arm, params = self._arms[label], asked.params_for(number)
-        [request] = self._llm.submit(asked.prompts[number], params, speculative=arm.for_prompt(number))
+        [request] = self._llm.submit(asked.prompts[number], params, speculative=arm.for_prompt(asked.first + number))
         self._open[number] = request, arm, asked.questions[number]
 
     def step(self) -> None:

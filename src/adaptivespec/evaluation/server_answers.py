@@ -93,7 +93,7 @@ class ServerAnswerer:
 
     def ask(self, label: str, asked: Asked, number: int) -> None:
         """See `Answerer.ask`."""
-        wish = self._arms[label].wish(number)
+        wish = self._arms[label].wish(asked.first + number)
         answer = self._answer(label, asked.questions[number], asked.params_for(number), wish)
         self._open[number] = asyncio.run_coroutine_threadsafe(answer, self._loop)
         self._open[number].add_done_callback(lambda _: self._news.set())
